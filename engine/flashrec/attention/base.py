@@ -1,0 +1,74 @@
+"""The two attention shapes of a wave, and what a backend must provide for them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flashrec.batch import Attend
+from flashrec.kernels.tiles import RowTiles
+from flashrec.kvcache.pool import KVPool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillMeta:
+    """A ragged causal pass over T prompt tokens; a token sees its request's positions up to its own.
+
+    ``query_lens`` and ``kv_lens`` are host numbers per request of the pass: its tokens in the pass, and its
+    positions that are in the pool once they are stored. Device tensors: ``kv_len`` int32 [R], the same as
+    ``kv_lens``; ``positions`` int32 [T]; ``page_table`` int32 [R, pages]; ``tiles`` cut the T rows.
+    """
+
+    query_lens: Sequence[int]
+    kv_lens: Sequence[int]
+    kv_len: torch.Tensor
+    positions: torch.Tensor
+    page_table: torch.Tensor
+    tiles: RowTiles
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeMeta:
+    """A decode pass: every row sees its request's context and its own beam's tokens.
+
+    ``page_table`` int32 [R, pages]; ``context_len`` int32 [R]; ``tiles`` cut the rows; ``ancestors`` int32
+    [passes, B], the row that held a row's beam at each pass. The beam's token of pass j lives in pool slot
+    ``beam_base + j * B + ancestors[j, row]``; ``stored`` of them are there, this pass's own among them.
+    """
+
+    page_table: torch.Tensor
+    context_len: torch.Tensor
+    tiles: RowTiles
+    ancestors: torch.Tensor
+    stored: int
+
+    @property
+    def rows(self) -> int:
+        """The bucket's rows B."""
+        return self.ancestors.shape[1]
+
+
+class AttentionBackend(ABC):
+    """Attention over a :class:`~flashrec.kvcache.pool.KVPool`, which it reads and never writes.
+
+    The output of a row must not depend on which other rows are in the pass (SPEC R1, R2): reductions over
+    keys run in tiles of a fixed size, aligned to position 0, in order.
+    """
+
+    name: str
+
+    def __init__(self, pool: KVPool, num_heads: int) -> None:
+        self.pool = pool
+        self.num_heads = num_heads
+        self.scale = pool.head_dim**-0.5
+
+    @abstractmethod
+    def prefill(self, meta: PrefillMeta) -> Attend:
+        """Plan a causal pass over prompt tokens."""
+
+    @abstractmethod
+    def decode(self, meta: DecodeMeta) -> Attend:
+        """Plan a pass over beam rows."""

@@ -1,0 +1,36 @@
+"""The errors that FlashRec raises on purpose. Each message says what, where, and what to do."""
+
+from __future__ import annotations
+
+
+class FlashRecError(Exception):
+    """Base of every error that a user can cause; the command line prints it in one line and exits with 2."""
+
+
+class ConfigError(FlashRecError):
+    """A flag or an :class:`~flashrec.config.EngineConfig` field is out of range or contradicts another."""
+
+
+class CheckpointError(FlashRecError):
+    """A model directory is incomplete, or its tensors do not fit its config."""
+
+
+class UnsupportedModelError(FlashRecError):
+    """The checkpoint asks for something that has neither a kernel nor a complete fallback."""
+
+
+class LayoutError(FlashRecError):
+    """The tokenizer's semantic-ID tokens cannot be understood, or contradict ``--sid``."""
+
+
+class CatalogError(FlashRecError):
+    """A catalog file is malformed or names codes that the layout does not have."""
+
+
+class RequestError(FlashRecError):
+    """A request is invalid. ``field`` names the offending field; servers answer 400."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message

@@ -1,0 +1,120 @@
+"""How Triton is present in this process: on a GPU, in its interpreter (no GPU), or not at all.
+
+Every kernel file takes ``tl`` and ``jit`` from here, so that the package imports on a machine without Triton
+and its kernels can be stepped through on one without a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+_SWITCH = "TRITON_INTERPRET"
+
+
+class TritonMode(StrEnum):
+    """What a Triton kernel of this process runs on."""
+
+    DEVICE = "device"
+    INTERPRETER = "interpreter"
+    UNUSABLE = "unusable"
+    """Triton was imported in its compiled mode, and there is no GPU to compile for."""
+    ABSENT = "absent"
+
+
+def _interpreter_wanted() -> bool:
+    asked = os.environ.get(_SWITCH)
+    return not torch.cuda.is_available() if asked is None else asked == "1"
+
+
+def _import_interpreted() -> None:
+    """Imports Triton in interpreter mode and leaves the environment as it was.
+
+    Triton decides while it is imported whether ``tl.sum`` and its like are compiled or interpreted. Gluon,
+    which its argument handling imports late, insists on the same setting.
+    """
+    before = os.environ.get(_SWITCH)
+    os.environ[_SWITCH] = "1"
+    try:
+        importlib.import_module("triton")
+        importlib.import_module("triton.experimental.gluon")
+    finally:
+        if before is None:
+            del os.environ[_SWITCH]
+        else:
+            os.environ[_SWITCH] = before
+
+
+def _accept_scalar_bounds() -> None:
+    """Lets loop bounds be kernel scalars under NumPy 2.4 and later.
+
+    Triton 3.6's interpreter holds a scalar as an array of one element and calls ``int`` on it, which NumPy
+    has refused since 2.4.
+    """
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_tensor_and_index(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_tensor_and_index
+
+
+def _detect() -> TritonMode:
+    if importlib.util.find_spec("triton") is None:
+        return TritonMode.ABSENT
+    if not _interpreter_wanted():
+        return TritonMode.DEVICE
+    if "triton" not in sys.modules:
+        _import_interpreted()
+    from triton.language import sum as standard_function
+    from triton.runtime.interpreter import InterpretedFunction
+
+    if not isinstance(standard_function, InterpretedFunction):
+        return TritonMode.UNUSABLE
+    _accept_scalar_bounds()
+    return TritonMode.INTERPRETER
+
+
+MODE = _detect()
+
+if TYPE_CHECKING or MODE is not TritonMode.ABSENT:
+    import triton
+    import triton.language as tl
+else:
+
+    class _NoTriton:
+        """Stands for ``triton.language`` in annotations; kernels that would use it are never launched."""
+
+        constexpr = int
+
+    tl = _NoTriton()
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """``triton.jit`` for this process's mode. Without Triton the function is returned as it is."""
+    if MODE is TritonMode.ABSENT:
+        return function
+    if MODE is TritonMode.INTERPRETER:
+        from triton.runtime.interpreter import InterpretedFunction
+
+        return InterpretedFunction(function)
+    return triton.jit(function)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The least integer that is at least ``a / b``."""
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    """The least power of two that is at least ``n`` (``n >= 1``)."""
+    return 1 << (n - 1).bit_length()

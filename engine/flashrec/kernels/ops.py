@@ -1,0 +1,103 @@
+"""Which implementation of each kernel an engine runs: decided once, at construction, and said why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from flashrec.errors import ConfigError
+from flashrec.kernels._triton import MODE, TritonMode
+from flashrec.kernels.linear import configure_cublas
+from flashrec.kernels.registry import CUBLAS, REGISTRY, ROPE_STORE, SCALED_MM, TRITON, TWO_PASSES, Kernel
+from flashrec.kernels.split_gemm import SplitGemm
+
+TORCH = "torch"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The implementation taken for one operation, and the reason."""
+
+    implementation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The chosen callables, each with its reference's signature, and :attr:`choices` by their names.
+
+    ``linear`` and ``linear_fp8`` serve prefill; ``linear_decode`` and ``linear_fp8_decode`` serve every
+    decode bucket, so that a beam row has the same bits in all of them. One object belongs to one stream: its
+    decode products share a workspace.
+    """
+
+    rms_norm: Kernel
+    add_rms_norm: Kernel
+    add_rms_norm_quant: Kernel
+    silu_mul: Kernel
+    silu_mul_quant: Kernel
+    quant_per_token: Kernel
+    qk_norm_rope_store: Kernel
+    linear: Kernel
+    linear_decode: Kernel
+    linear_fp8: Kernel
+    linear_fp8_decode: Kernel
+    shared_prefix_attention: Kernel
+    shared_prefix_attention_quant: Kernel
+    paged_prefill_attention: Kernel
+    choices: Mapping[str, Choice]
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """Implementation by operation, for ``/server_info``."""
+        return {name: choice.implementation for name, choice in self.choices.items()}
+
+
+def select_ops(
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    kernels: Literal["auto", "torch"] = "auto",
+    enable_fused_rms_fp8: bool = True,
+    enable_fused_silu_fp8: bool = True,
+    enable_fused_qk_rope_kv: bool = True,
+) -> Ops:
+    """Chooses every operation's implementation for a device, an activation dtype and the switches (SPEC M7).
+
+    Raises :class:`ConfigError` on a GPU where Triton is missing and ``kernels`` does not ask for PyTorch.
+    """
+    if device.type != "cuda":
+        return _reference_ops(f"device {device.type} runs the plain PyTorch references")
+    if kernels == "torch":
+        configure_cublas()
+        return _reference_ops("kernels=torch was asked for")
+    if MODE is not TritonMode.DEVICE:
+        raise ConfigError(
+            f"kernels: Triton is {MODE.value} in this process; install flashrec[gpu], or ask for kernels=torch"
+        )
+    choices = {name: Choice(TRITON, "a GPU with Triton") for name in REGISTRY}
+    if not enable_fused_rms_fp8:
+        choices["add_rms_norm_quant"] = Choice(TWO_PASSES, "enable_fused_rms_fp8 is off")
+    if not enable_fused_silu_fp8:
+        choices["silu_mul_quant"] = Choice(TWO_PASSES, "enable_fused_silu_fp8 is off")
+    if not enable_fused_qk_rope_kv:
+        choices["qk_norm_rope_store"] = Choice(ROPE_STORE, "enable_fused_qk_rope_kv is off")
+    if dtype == torch.bfloat16:
+        configure_cublas()
+        choices["linear"] = Choice(CUBLAS, "many rows; split-K off")
+        choices["linear_fp8"] = Choice(SCALED_MM, "many rows")
+    callables = {name: REGISTRY[name].implementations[choices[name].implementation] for name in REGISTRY}
+    products = SplitGemm(device)
+    decode = Choice(TRITON, "few rows, and the same bits at every number of rows")
+    choices |= {"linear_decode": decode, "linear_fp8_decode": decode}
+    callables |= {"linear_decode": products.linear, "linear_fp8_decode": products.linear_fp8}
+    return Ops(**callables, choices=choices)
+
+
+def _reference_ops(reason: str) -> Ops:
+    callables = {name: spec.reference for name, spec in REGISTRY.items()}
+    callables |= {"linear_decode": callables["linear"], "linear_fp8_decode": callables["linear_fp8"]}
+    return Ops(**callables, choices={name: Choice(TORCH, reason) for name in callables})

@@ -1,0 +1,106 @@
+"""Every device kernel with its plain PyTorch reference: what the ``kernel`` suite walks, and what layers run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from flashrec.kernels import (
+    decode_attention,
+    decode_attention_triton,
+    linear,
+    prefill_attention,
+    qk_norm_rope_store,
+    quantize,
+    rms_norm,
+    silu_mul,
+    split_gemm,
+)
+
+Kernel = Callable[..., Any]
+
+
+class Tolerance(StrEnum):
+    """How an implementation is compared with its reference."""
+
+    MEASURED = "measured"
+    """Floats: within twice the error that the reference itself makes in the kernel's precision."""
+    CODES = "codes"
+    """FP8 codes: equal, or one code apart and counted; scales as floats."""
+    BITWISE = "bitwise"
+    """Data movement and integers: equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """One operation: its reference and the implementations that may stand in for it, by name."""
+
+    name: str
+    doc: str
+    tolerance: Tolerance
+    reference: Kernel
+    implementations: Mapping[str, Kernel]
+
+
+TRITON = "triton"
+TWO_PASSES = "triton, two passes"
+ROPE_STORE = "torch norm, triton rope and store"
+CUBLAS = "cublaslt"
+SCALED_MM = "torch._scaled_mm"
+
+
+def _spec(reference: Kernel, tolerance: Tolerance, implementations: Mapping[str, Kernel]) -> KernelSpec:
+    doc = (reference.__doc__ or "").strip().splitlines()[0]
+    return KernelSpec(reference.__name__, doc, tolerance, reference, implementations)
+
+
+_SPECS = (
+    _spec(rms_norm.rms_norm, Tolerance.MEASURED, {TRITON: rms_norm.rms_norm_triton}),
+    _spec(rms_norm.add_rms_norm, Tolerance.MEASURED, {TRITON: rms_norm.add_rms_norm_triton}),
+    _spec(
+        rms_norm.add_rms_norm_quant,
+        Tolerance.CODES,
+        {TRITON: rms_norm.add_rms_norm_quant_triton, TWO_PASSES: rms_norm.add_rms_norm_then_quant_triton},
+    ),
+    _spec(silu_mul.silu_mul, Tolerance.MEASURED, {TRITON: silu_mul.silu_mul_triton}),
+    _spec(
+        silu_mul.silu_mul_quant,
+        Tolerance.CODES,
+        {TRITON: silu_mul.silu_mul_quant_triton, TWO_PASSES: silu_mul.silu_mul_then_quant_triton},
+    ),
+    _spec(quantize.quant_per_token, Tolerance.CODES, {TRITON: quantize.quant_per_token_triton}),
+    _spec(
+        qk_norm_rope_store.qk_norm_rope_store,
+        Tolerance.MEASURED,
+        {
+            TRITON: qk_norm_rope_store.qk_norm_rope_store_triton,
+            ROPE_STORE: qk_norm_rope_store.norm_then_rope_store_triton,
+        },
+    ),
+    _spec(
+        linear.linear, Tolerance.MEASURED, {TRITON: split_gemm.linear_triton, CUBLAS: linear.linear_cublas}
+    ),
+    _spec(
+        linear.linear_fp8,
+        Tolerance.MEASURED,
+        {TRITON: split_gemm.linear_fp8_triton, SCALED_MM: linear.linear_fp8_scaled_mm},
+    ),
+    _spec(
+        decode_attention.shared_prefix_attention,
+        Tolerance.MEASURED,
+        {TRITON: decode_attention_triton.shared_prefix_attention_triton},
+    ),
+    _spec(
+        decode_attention.shared_prefix_attention_quant,
+        Tolerance.CODES,
+        {TRITON: decode_attention_triton.shared_prefix_attention_quant_triton},
+    ),
+    _spec(
+        prefill_attention.paged_prefill_attention,
+        Tolerance.MEASURED,
+        {TRITON: prefill_attention.paged_prefill_attention_triton},
+    ),
+)
+REGISTRY: Mapping[str, KernelSpec] = {spec.name: spec for spec in _SPECS}

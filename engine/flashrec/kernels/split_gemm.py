@@ -1,0 +1,282 @@
+"""Matrix products whose reduction order is a function of the weight's shape alone.
+
+``out[M, N] = x[M, K] @ w[N, K].T`` with K cut into a fixed number of chunks. Each chunk is summed on the
+tensor cores from zero, and the chunks are added in order. With few rows the chunks go to different programs,
+so that all multiprocessors stream weights, and the last program of a tile adds them up; with many rows one
+program does all chunks of its tile. Both give a row the same bits, at every M.
+
+The weight is the matrix unit's M side and the rows its N side, which can be as narrow as 16: every batch
+size then runs the same instruction family with the same accumulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flashrec.kernels._triton import ceil_div, jit, next_power_of_2, tl
+
+
+@dataclass(frozen=True, slots=True)
+class GemmPlan:
+    """Tile sizes and schedule. Only ``splits`` and ``block_k`` decide bits, and M has no say in those."""
+
+    splits: int
+    block_k: int
+    block_out: int
+    block_rows: int
+    across_programs: bool
+    warps: int
+    stages: int
+
+
+@jit
+def _chunk_product(
+    x_tile: tl.tensor,
+    w_tile: tl.tensor,
+    row_mask: tl.tensor,
+    out_mask: tl.tensor,
+    lane: tl.tensor,
+    begin: tl.tensor,
+    size: tl.tensor,
+    CHUNK: tl.constexpr,
+    EVEN: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+) -> tl.tensor:
+    """Device: one chunk's product [BLOCK_OUT, BLOCK_ROWS] in float32, from zero."""
+    total = tl.zeros((BLOCK_OUT, BLOCK_ROWS), dtype=tl.float32)
+    for offset in range(0, CHUNK, BLOCK_K):
+        column = begin + offset
+        if EVEN:
+            w = tl.load(w_tile + column, mask=out_mask, other=0.0)
+            x = tl.load(x_tile + column, mask=row_mask, other=0.0)
+        else:
+            inside = column + lane < size
+            w = tl.load(w_tile + column, mask=out_mask & inside[None, :], other=0.0)
+            x = tl.load(x_tile + column, mask=row_mask & inside[:, None], other=0.0)
+        total = tl.dot(w, x, total, input_precision="ieee")
+    return total
+
+
+@jit
+def _split_gemm_kernel(
+    x: tl.tensor,
+    x_scale: tl.tensor,
+    w: tl.tensor,
+    w_scale: tl.tensor,
+    out: tl.tensor,
+    partial: tl.tensor,
+    tickets: tl.tensor,
+    rows: tl.tensor,
+    outs: tl.tensor,
+    size: tl.tensor,
+    x_stride: tl.tensor,
+    w_stride: tl.tensor,
+    out_stride: tl.tensor,
+    SPLITS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    EVEN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    SCALED: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+) -> None:
+    """One tile of ``out`` a program, or one chunk of one (``ACROSS``).
+
+    ``x[rows, size]``, ``w[outs, size]``, ``out[rows, outs]`` by row stride; ``x_scale[rows]``,
+    ``w_scale[outs]`` float32 when ``SCALED``; ``partial`` float32 [tiles, SPLITS, BLOCK_OUT, BLOCK_ROWS] and
+    ``tickets`` int32 [tiles], zero before and after the launch, when ``ACROSS``.
+    """
+    row_tiles = tl.cdiv(rows, BLOCK_ROWS)
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    row = (tile % row_tiles) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = (tile // row_tiles) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    lane = tl.arange(0, BLOCK_K)
+    row_mask = (row < rows)[None, :]
+    out_mask = (column < outs)[:, None]
+    x_tile = x + row.to(tl.int64)[None, :] * x_stride + lane[:, None]
+    w_tile = w + column.to(tl.int64)[:, None] * w_stride + lane[None, :]
+    total = _chunk_product(
+        x_tile,
+        w_tile,
+        row_mask,
+        out_mask,
+        lane,
+        split * CHUNK,
+        size,
+        CHUNK,
+        EVEN,
+        BLOCK_OUT,
+        BLOCK_ROWS,
+        BLOCK_K,
+    )
+    last = True
+    if ACROSS:
+        inner = tl.arange(0, BLOCK_OUT)[:, None] * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[None, :]
+        block: tl.constexpr = BLOCK_OUT * BLOCK_ROWS
+        first = partial + tile.to(tl.int64) * (SPLITS * block) + inner
+        tl.store(first + split * block, total, cache_modifier=".cg")
+        tl.debug_barrier()
+        last = tl.atomic_add(tickets + tile, 1, sem="acq_rel") == SPLITS - 1
+        if last:
+            total = tl.load(first, cache_modifier=".cg")
+            for i in range(1, SPLITS):
+                total += tl.load(first + i * block, cache_modifier=".cg")
+            tl.store(tickets + tile, 0)
+    else:
+        for i in range(1, SPLITS):
+            total += _chunk_product(
+                x_tile,
+                w_tile,
+                row_mask,
+                out_mask,
+                lane,
+                i * CHUNK,
+                size,
+                CHUNK,
+                EVEN,
+                BLOCK_OUT,
+                BLOCK_ROWS,
+                BLOCK_K,
+            )
+    if last:
+        if SCALED:
+            token_scale = tl.load(x_scale + row, mask=row < rows, other=0.0)
+            channel_scale = tl.load(w_scale + column, mask=column < outs, other=0.0)
+            total = total * token_scale[None, :] * channel_scale[:, None]
+        target = out + row.to(tl.int64)[None, :] * out_stride + column[:, None]
+        tl.store(target, total.to(out.dtype.element_ty), mask=row_mask & out_mask)
+
+
+TARGET_PROGRAMS = 256
+"""About two programs for each of a Hopper's 132 multiprocessors."""
+MIN_CHUNK_STEPS = 2
+MAX_SPLITS = 8
+
+
+def fixed_splits(outs: int, size: int, block_k: int) -> int:
+    """How many chunks K is cut into for a weight [outs, size]: never a function of the batch."""
+    splits = 1
+    while (
+        splits < MAX_SPLITS
+        and ceil_div(outs, 64) * splits < TARGET_PROGRAMS
+        and size // (2 * splits) >= MIN_CHUNK_STEPS * block_k
+    ):
+        splits *= 2
+    return splits
+
+
+def plan_gemm(rows: int, outs: int, size: int, itemsize: int) -> GemmPlan:
+    """Schedule for a product of ``x[rows, size]`` and ``w[outs, size]`` of ``itemsize`` bytes an element."""
+    block_k = 128 // itemsize
+    splits = fixed_splits(outs, size, block_k)
+    if rows <= 128:
+        block_rows = max(16, next_power_of_2(rows))
+        return GemmPlan(splits, block_k, 64, block_rows, splits > 1, 4, 4)
+    return GemmPlan(splits, block_k, 128, 128, False, 8, 4)
+
+
+class SplitGemm:
+    """Fixed-split products on one device and one stream, with the workspace that they share.
+
+    The workspace is reused by consecutive launches: two streams need two objects.
+    """
+
+    def __init__(
+        self, device: torch.device, *, workspace_bytes: int = 32 << 20, max_tiles: int = 4096
+    ) -> None:
+        self.partial = torch.empty(workspace_bytes // 4, dtype=torch.float32, device=device)
+        self.tickets = torch.zeros(max_tiles, dtype=torch.int32, device=device)
+
+    def linear(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """``x[T, in] @ w[out, in].T`` in ``x.dtype``."""
+        return self._launch(x, None, w, None, x.dtype)
+
+    def linear_fp8(
+        self,
+        x_fp8: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_fp8: torch.Tensor,
+        w_scale: torch.Tensor,
+        out_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """W8A8 product, as :func:`flashrec.kernels.linear.linear_fp8`."""
+        return self._launch(x_fp8, x_scale, w_fp8, w_scale, out_dtype)
+
+    def _launch(
+        self,
+        x: torch.Tensor,
+        x_scale: torch.Tensor | None,
+        w: torch.Tensor,
+        w_scale: torch.Tensor | None,
+        out_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        plan = plan_gemm(x.shape[0], w.shape[0], w.shape[1], w.element_size())
+        return self.run(plan, x, x_scale, w, w_scale, out_dtype)
+
+    def run(
+        self,
+        plan: GemmPlan,
+        x: torch.Tensor,
+        x_scale: torch.Tensor | None,
+        w: torch.Tensor,
+        w_scale: torch.Tensor | None,
+        out_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """The product under a given plan. ``ValueError`` if the plan's partial sums exceed the workspace."""
+        rows, size = x.shape
+        outs = w.shape[0]
+        out = torch.empty(rows, outs, dtype=out_dtype, device=x.device)
+        tiles = ceil_div(outs, plan.block_out) * ceil_div(rows, plan.block_rows)
+        needed = tiles * plan.splits * plan.block_out * plan.block_rows
+        if plan.across_programs and (needed > self.partial.numel() or tiles > self.tickets.numel()):
+            raise ValueError(f"split GEMM: {tiles} tiles need {4 * needed} bytes of workspace; enlarge it")
+        chunk = ceil_div(ceil_div(size, plan.splits), plan.block_k) * plan.block_k
+        if rows:
+            _split_gemm_kernel[(tiles, plan.splits if plan.across_programs else 1)](
+                x,
+                self.partial if x_scale is None else x_scale,
+                w,
+                self.partial if w_scale is None else w_scale,
+                out,
+                self.partial,
+                self.tickets,
+                rows,
+                outs,
+                size,
+                x.stride(0),
+                w.stride(0),
+                out.stride(0),
+                SPLITS=plan.splits,
+                CHUNK=chunk,
+                EVEN=size == chunk * plan.splits,
+                ACROSS=plan.across_programs,
+                SCALED=x_scale is not None,
+                BLOCK_OUT=plan.block_out,
+                BLOCK_ROWS=plan.block_rows,
+                BLOCK_K=plan.block_k,
+                num_warps=plan.warps,
+                num_stages=plan.stages,
+            )
+        return out
+
+
+def linear_triton(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """:func:`flashrec.kernels.linear.linear` with a workspace of its own, for a single call."""
+    return SplitGemm(x.device).linear(x, w)
+
+
+def linear_fp8_triton(
+    x_fp8: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_fp8: torch.Tensor,
+    w_scale: torch.Tensor,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """:func:`flashrec.kernels.linear.linear_fp8` with a workspace of its own, for a single call."""
+    return SplitGemm(x_fp8.device).linear_fp8(x_fp8, x_scale, w_fp8, w_scale, out_dtype)

@@ -1,0 +1,51 @@
+"""Row tiles: the unit of attention work, at most ``rows_per_tile`` consecutive query rows of one request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+TILE_M = 128
+"""Matrix rows of one attention program: query rows times the query heads that share a K/V head."""
+
+
+class RowTiles(NamedTuple):
+    """Three int32 [num_tiles] tensors. A padding tile has ``rows`` 0 and is skipped."""
+
+    request: torch.Tensor
+    row0: torch.Tensor
+    rows: torch.Tensor
+
+
+def rows_per_tile(num_q_heads: int, num_kv_heads: int) -> int:
+    """Query rows of one tile for this head layout: a power of two, at least 1."""
+    group = num_q_heads // num_kv_heads
+    return max(1, TILE_M // (1 << (group - 1).bit_length()))
+
+
+def count_row_tiles(rows: Sequence[int], tile: int) -> int:
+    """Tiles that requests with ``rows`` query rows each need."""
+    return sum(-(-n // tile) for n in rows)
+
+
+def row_tiles(rows: Sequence[int], tile: int, capacity: int | None = None) -> RowTiles:
+    """Cuts each request's rows into tiles; request ``i`` starts where ``i - 1`` ended. On the host.
+
+    ``capacity`` pads the result to a fixed number of tiles (a captured graph's); ``ValueError`` if too small.
+    """
+    counts = np.asarray(rows, dtype=np.int64)
+    tiles = -(-counts // tile)
+    needed = int(tiles.sum())
+    size = needed if capacity is None else capacity
+    if needed > size:
+        raise ValueError(f"row tiles: {needed} tiles do not fit a capacity of {size}; enlarge the bucket")
+    request = np.repeat(np.arange(len(counts)), tiles)
+    within = (np.arange(needed) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * tile
+    table = np.zeros((3, size), dtype=np.int32)
+    table[0, :needed] = request
+    table[1, :needed] = (np.cumsum(counts) - counts)[request] + within
+    table[2, :needed] = np.minimum(counts[request] - within, tile)
+    return RowTiles(*torch.from_numpy(table).unbind(0))

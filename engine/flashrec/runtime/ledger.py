@@ -1,0 +1,116 @@
+"""Digests of what every decode step saw and chose, computed on the device (SPEC R3).
+
+A digest is a wrapping int64 sum of mixed integers, one per request, so it needs no order and no host sync.
+Physical page numbers differ between runs; what is hashed is the *content tag* of each page, which names
+the tokens that should lie in it: a page that was recycled too early shows as another tag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flashrec.kvcache.pool import SCRATCH_PAGE, KVPool
+from flashrec.kvcache.radix import page_tag
+from flashrec.runtime.buffers import DecodeBuffers
+from flashrec.runtime.member import Member
+from flashrec.search.numerics import mix64
+
+FIELDS = ("tokens", "positions", "seq_lens", "kv", "parents", "scores", "logits")
+"""The first five are a step's inputs, the last two what it computed."""
+INPUTS = FIELDS[:5]
+
+
+@dataclass(frozen=True, slots=True)
+class StepDigest:
+    """One step of one request: a digest per entry of :data:`FIELDS`."""
+
+    step: int
+    digests: dict[str, int]
+
+
+class Ledger:
+    """The records of one bucket, int64 [steps, fields, requests], and the pool's page tags."""
+
+    def __init__(self, buffers: DecodeBuffers, tags: torch.Tensor, steps: int) -> None:
+        self.buffers = buffers
+        self.tags = tags
+        self.records = torch.zeros(
+            steps, len(FIELDS), buffers.requests, dtype=torch.int64, device=tags.device
+        )
+
+    def record(
+        self,
+        step: int,
+        *,
+        tokens: torch.Tensor,
+        parents: torch.Tensor,
+        scores: torch.Tensor,
+        valid: torch.Tensor,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> None:
+        """Digest a selection: ``tokens``, ``parents``, ``scores``, ``valid`` [B] after it, and the ``logits``
+        [N, W] that it saw with the request ``rows`` int64 [N] of each."""
+        buffers = self.buffers
+        owner = buffers.row_request
+        rank = buffers.row_index - buffers.later[0, owner]
+        first_parent = buffers.later[0, owner] if step else owner.int()
+        position = buffers.context_len[owner] + step
+        passes = max(step, 1)
+        lineage = (buffers.ancestors[:passes] - buffers.later[0, owner]).long()
+        lineage = (
+            mix64(lineage + torch.arange(passes, device=owner.device).unsqueeze(1)).sum(0)
+            if step
+            else rank.long()
+        )
+        values = {
+            "tokens": tokens.long(),
+            "positions": position.long(),
+            "parents": (parents - first_parent).long(),
+            "scores": (scores + 0.0).view(torch.int32).long(),
+        }
+        live = valid.long()
+        for name, value in values.items():
+            self._sum(step, name, mix64(value ^ mix64(rank.long())) * live, owner)
+        bits = mix64(logits.float().view(torch.int32).long()).sum(1)
+        self._sum(step, "logits", bits, rows)
+        self.records[step, FIELDS.index("seq_lens")] = mix64((buffers.context_len + step).long())
+        self.records[step, FIELDS.index("kv")] = self._context()
+        self.records[step, FIELDS.index("kv")].index_add_(0, owner, mix64(lineage ^ rank.long()) * live)
+
+    def _sum(self, step: int, name: str, values: torch.Tensor, owner: torch.Tensor) -> None:
+        field = self.records[step, FIELDS.index(name)]
+        field.zero_()
+        field.index_add_(0, owner, values)
+
+    def _context(self) -> torch.Tensor:
+        table = self.buffers.page_table
+        place = torch.arange(table.shape[1], device=table.device)
+        used = (table != SCRATCH_PAGE).long()
+        return (mix64(self.tags[table.long()] ^ mix64(place)) * used).sum(1)
+
+    def read(self, requests: int, steps: int) -> list[tuple[StepDigest, ...]]:
+        """The records of a finished wave, per request."""
+        host = self.records[:steps, :, :requests].cpu().tolist()
+        return [
+            tuple(
+                StepDigest(step, {name: host[step][index][request] for index, name in enumerate(FIELDS)})
+                for step in range(steps)
+            )
+            for request in range(requests)
+        ]
+
+
+def write_tags(tags: torch.Tensor, members: list[Member], pool: KVPool) -> None:
+    """Name the content of every page of the members, the partial last page included."""
+    pages, values = [], []
+    for member in members:
+        tag = 0
+        for index, page in enumerate(member.pages):
+            key = member.tokens[index * pool.page_size : (index + 1) * pool.page_size].astype("<i4").tobytes()
+            tag = page_tag(tag, key)
+            pages.append(page)
+            values.append(tag)
+    tags[torch.tensor(pages, device=tags.device)] = torch.tensor(values, device=tags.device)

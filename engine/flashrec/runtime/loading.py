@@ -1,0 +1,182 @@
+"""From a configuration to everything that an engine holds: model, pool, catalog, tokenizer."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from flashrec.attention.base import AttentionBackend
+from flashrec.attention.paged import PagedAttention
+from flashrec.config import EngineConfig
+from flashrec.errors import CheckpointError, ConfigError
+from flashrec.kernels.ops import Ops, select_ops
+from flashrec.kernels.tiles import rows_per_tile
+from flashrec.kvcache.pool import KVPool
+from flashrec.kvcache.radix import RadixCache
+from flashrec.layers.rotary import RopeRung
+from flashrec.models.base import CausalLM, ModelOptions
+from flashrec.models.config import ModelConfig, read_raw_config
+from flashrec.models.registry import model_class
+from flashrec.models.weights import kv_scales, load_weights
+from flashrec.runtime.member import Limits
+from flashrec.runtime.memory import MemoryPlan, plan_memory
+from flashrec.sid.catalog import Catalog, load_catalog
+from flashrec.sid.peek import peek_depth
+from flashrec.sid.layout import SidLayout, infer_layout
+from flashrec.sid.trie import Trie, build_trie
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """The parts of an engine. ``layout``, ``catalog`` and ``trie`` are ``None`` for a search without a catalog;
+    ``decode_ops`` are the kernels of beam passes, ``ops`` those of prompts."""
+
+    device: torch.device
+    model: CausalLM
+    pool: KVPool
+    cache: RadixCache
+    attention: AttentionBackend
+    ops: Ops
+    decode_ops: Ops
+    tokenizer: Any
+    layout: SidLayout | None
+    catalog: Catalog | None
+    trie: Trie | None
+    limits: Limits
+    memory: MemoryPlan
+    fp8: bool
+
+    @property
+    def tile_rows(self) -> int:
+        return rows_per_tile(self.model.config.num_heads, self.pool.num_kv_heads)
+
+
+def load_engine_parts(config: EngineConfig) -> Loaded:
+    """Read the checkpoint and the catalog and allocate the pool.
+
+    Raises:
+        FlashRecError: of the class that says what is wrong, in one line.
+    """
+    raw = read_raw_config(config.model_path)
+    kind = model_class(raw)
+    model_config = kind.parse_config(raw, config.model_path)
+    fp8 = _uses_fp8(config, model_config)
+    tokenizer = load_tokenizer(config.model_path)
+    layout, catalog, trie = load_catalog_parts(config, tokenizer)
+    levels = 0 if catalog is None else catalog.depth + (1 if config.score_end else 0)
+    passes = levels - 1 if levels else config.max_decode_steps - 1
+    device = config.torch_device
+    memory = plan_memory(config, model_config, passes, _weight_bytes(config, model_config, fp8))
+    pool = _allocate_pool(config, model_config, memory)
+    ops = select_ops(
+        device,
+        config.compute_dtype,
+        "fp8" if fp8 else "none",
+        enable_fused_rms_fp8=config.enable_fused_rms_fp8,
+        enable_fused_silu_fp8=config.enable_fused_silu_fp8,
+        enable_fused_qk_rope_kv=config.enable_fused_qk_rope_kv,
+    )
+    options = ModelOptions(
+        dtype=config.compute_dtype,
+        device=device,
+        fp8=fp8,
+        fused_rms_fp8=config.enable_fused_rms_fp8,
+        fused_silu_fp8=config.enable_fused_silu_fp8,
+        rope_rung=RopeRung.FUSED if config.enable_fused_qk_rope_kv else RopeRung.PLAIN,
+    )
+    model = kind.build(model_config, options, pool, memory.max_context + max(passes, 1))
+    load_weights(model, config.model_path, progress=sys.stderr.isatty())
+    return Loaded(
+        device=device,
+        model=model,
+        pool=pool,
+        cache=RadixCache(pool, enabled=not config.disable_radix_cache),
+        attention=PagedAttention(pool, model_config.num_heads, ops),
+        ops=ops,
+        decode_ops=replace(ops, linear=ops.linear_decode, linear_fp8=ops.linear_fp8_decode),
+        tokenizer=tokenizer,
+        layout=layout,
+        catalog=catalog,
+        trie=trie,
+        limits=Limits(
+            vocab_size=model_config.vocab_size,
+            max_context=memory.max_context,
+            max_beam_width=config.max_beam_width,
+            max_decode_steps=config.max_decode_steps,
+            default_space=config.score_space,
+            score_end=config.score_end,
+            eos_token_ids=model_config.eos_token_ids,
+        ),
+        memory=memory,
+        fp8=fp8,
+    )
+
+
+def load_tokenizer(model_path: Path) -> Any:
+    """The checkpoint's fast tokenizer, or ``None`` where it has none (prompts are then token ids)."""
+    if not all((model_path / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(model_path, local_files_only=True, trust_remote_code=False)
+    except (ValueError, OSError, KeyError) as error:
+        raise CheckpointError(f"{model_path}: the tokenizer cannot be read ({error})") from None
+
+
+def load_catalog_parts(
+    config: EngineConfig, tokenizer: Any
+) -> tuple[SidLayout | None, Catalog | None, Trie | None]:
+    """Layout, catalog and trie, or three times ``None`` without ``sid_vocab_file``."""
+    if config.sid_vocab_file is None:
+        if config.sid is not None:
+            raise ConfigError("sid: needs sid_vocab_file, the catalog whose codes it places")
+        return None, None, None
+    if tokenizer is None:
+        raise CheckpointError(
+            f"{config.model_path}: a catalog needs the tokenizer ({' and '.join(TOKENIZER_FILES)})"
+        )
+    depth = peek_depth(config.sid_vocab_file)
+    layout = infer_layout(tokenizer, depth=depth, override=config.sid)
+    catalog = load_catalog(config.sid_vocab_file, layout)
+    return layout, catalog, build_trie(catalog.sids, layout.sizes)
+
+
+def _uses_fp8(config: EngineConfig, model: ModelConfig) -> bool:
+    if config.quantization == "none" and model.fp8:
+        raise ConfigError(
+            "quantization: none, but config.json has a quantization_config: the weights are FP8"
+        )
+    return model.fp8 or config.quantization == "fp8"
+
+
+def _weight_bytes(config: EngineConfig, model: ModelConfig, fp8: bool) -> int:
+    attention = model.hidden_size * (model.qkv_size + model.num_heads * model.head_dim)
+    layers = model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
+    tables = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    size = config.compute_dtype.itemsize
+    return layers * (1 if fp8 else size) + 2 * tables * size
+
+
+def _allocate_pool(config: EngineConfig, model: ModelConfig, memory: MemoryPlan) -> KVPool:
+    scales = None
+    if memory.kv_dtype is torch.float8_e4m3fn:
+        scales = kv_scales(config.model_path, model.num_layers)
+    k_scale, v_scale = scales or (None, None)
+    return KVPool.allocate(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        num_pages=memory.num_pages,
+        page_size=config.page_size,
+        beam_slots=memory.beam_slots,
+        dtype=memory.kv_dtype,
+        device=config.torch_device,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )

@@ -1,0 +1,119 @@
+"""Per-request exclusion and allow lists, enforced while the trie is walked (SPEC B7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flashrec.errors import CatalogError, RequestError
+from flashrec.request import Request
+from flashrec.sid.catalog import Catalog
+
+Ranks = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeafFilter:
+    """SIDs of one request by rank, sorted: those it must not return, or with ``allow`` all that it may."""
+
+    ranks: Ranks
+    allow: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FilterSet:
+    """The filters of a wave on the device.
+
+    ``keys`` int64 [F]: ``request * stride + rank``, sorted, so that one binary search serves all requests;
+    ``allow`` and ``exclude`` bool [R]: which requests have which kind.
+    """
+
+    keys: torch.Tensor
+    stride: int
+    allow: torch.Tensor
+    exclude: torch.Tensor
+
+    def alive(self, request: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """Whether SIDs ``first .. last - 1`` hold one that ``request`` may return; int64 in, bool out."""
+        base = request * self.stride
+        listed = torch.searchsorted(self.keys, base + last) - torch.searchsorted(self.keys, base + first)
+        allowed = ~self.allow[request] | (listed > 0)
+        return allowed & (~self.exclude[request] | (listed < last - first))
+
+
+def resolve_filter(request: Request, catalog: Catalog) -> LeafFilter | None:
+    """The request's filter in SID ranks, or ``None``. An item is excluded with its SID only when the SID
+    names no other item that stays; the result drops excluded items from a SID that stays.
+
+    Raises:
+        RequestError: an unknown SID or item, naming the field.
+    """
+    has_exclude = bool(request.exclude_sids or request.exclude_items)
+    has_allow = request.allow_sids is not None or request.allow_items is not None
+    if not has_exclude and not has_allow:
+        return None
+    excluded = _sid_ranks("exclude_sids", request.exclude_sids, catalog)
+    excluded = np.union1d(
+        excluded, _item_ranks("exclude_items", request.exclude_items, catalog.ranks_emptied_by)
+    )
+    if not has_allow:
+        return LeafFilter(excluded, allow=False)
+    allowed = np.union1d(
+        _sid_ranks("allow_sids", request.allow_sids or (), catalog),
+        _item_ranks("allow_items", request.allow_items or (), catalog.ranks_of_items),
+    )
+    return LeafFilter(np.setdiff1d(allowed, excluded), allow=True)
+
+
+def filter_set(
+    filters: Sequence[LeafFilter | None], num_leaves: int, device: torch.device
+) -> FilterSet | None:
+    """Combine the filters of a wave's requests; ``None`` when no request has one."""
+    if all(item is None for item in filters):
+        return None
+    stride = num_leaves + 1
+    parts = [request * stride + item.ranks for request, item in enumerate(filters) if item is not None]
+    keys = torch.from_numpy(np.concatenate(parts).astype(np.int64))
+    return FilterSet(
+        keys=keys.to(device),
+        stride=stride,
+        allow=torch.tensor([item is not None and item.allow for item in filters], device=device),
+        exclude=torch.tensor([item is not None and not item.allow for item in filters], device=device),
+    )
+
+
+def visible_items(request: Request, items: Sequence[str]) -> tuple[str, ...]:
+    """The items of a returned SID without those that the request excludes or does not allow."""
+    hidden = set(request.exclude_items)
+    kept = [item for item in items if item not in hidden]
+    if request.allow_items is not None and not request.allow_sids:
+        allowed = set(request.allow_items)
+        kept = [item for item in kept if item in allowed]
+    return tuple(kept)
+
+
+def _sid_ranks(field: str, sids: Sequence[tuple[int, ...]], catalog: Catalog) -> Ranks:
+    if not sids:
+        return np.empty(0, dtype=np.int64)
+    odd = next((sid for sid in sids if len(sid) != catalog.depth), None)
+    if odd is not None:
+        raise RequestError(field, f"SID {list(odd)} has {len(odd)} codes, the catalog's have {catalog.depth}")
+    ranks = catalog.rank(np.array(sids, dtype=np.int64)).astype(np.int64)
+    if (ranks < 0).any():
+        raise RequestError(field, f"SID {list(sids[int(np.argmin(ranks))])} is not in the catalog")
+    return np.unique(ranks)
+
+
+def _item_ranks(
+    field: str, items: Sequence[str], select: Callable[[Sequence[str]], NDArray[np.int32]]
+) -> Ranks:
+    if not items:
+        return np.empty(0, dtype=np.int64)
+    try:
+        return select(items).astype(np.int64)
+    except CatalogError as error:
+        raise RequestError(field, str(error)) from None

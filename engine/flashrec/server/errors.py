@@ -1,0 +1,83 @@
+"""Every failure as one JSON shape: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import orjson
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from flashrec.errors import DeadlineError, EngineFault, QueueFullError, RequestError
+from flashrec.profiler import ProfilerStateError
+from flashrec.server.schemas import UNION_TAGS
+
+_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """A failure as the client sees it. ``kind`` also counts it in ``/metrics``."""
+
+    status: int
+    kind: str
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+    def response(self) -> Response:
+        """The HTTP answer."""
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        body = {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.kind}}
+        headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        return Response(orjson.dumps(body), self.status, headers, media_type="application/json")
+
+
+def overloaded(retry_after_s: int, message: str) -> ApiError:
+    """503: the client should come back."""
+    return ApiError(503, "queue_full", message, retry_after_s=retry_after_s)
+
+
+def as_api_error(error: BaseException, names: Mapping[str, str], retry_after_s: int) -> ApiError:
+    """What the client is told about ``error``; ``names`` maps the engine's field names to the client's."""
+    match error:
+        case ApiError():
+            return error
+        case RequestError():
+            field = renamed(error.field, names)
+            return ApiError(400, "invalid_value", f"{field}: {error.message}", field)
+        case QueueFullError():
+            return overloaded(retry_after_s, str(error))
+        case DeadlineError():
+            return ApiError(504, "deadline_exceeded", str(error))
+        case ProfilerStateError():
+            return ApiError(409, "profiler_state", str(error))
+        case EngineFault():
+            return ApiError(500, "engine_fault", str(error))
+        case _:
+            return ApiError(500, "internal_error", "the server failed on this request; its log says why")
+
+
+def renamed(field: str, names: Mapping[str, str]) -> str:
+    """``input_ids[3]`` under the client's name for ``input_ids``."""
+    head, bracket, rest = field.partition("[")
+    return names.get(head, head) + bracket + rest
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """The first problem of a body, at a place as a client writes it: ``sampling_params.n``, ``prompt[2]``."""
+    problems = error.errors(include_url=False, include_input=False)
+    problem = problems[0]
+    if problem["type"] == "json_invalid":
+        return ApiError(400, "malformed_json", f"body: {problem['msg']}", "body")
+    path = ""
+    for part in problem["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part not in UNION_TAGS:
+            path += f".{part}" if path else part
+    path = path[:200] or "body"
+    message = "unknown field" if problem["type"] == "extra_forbidden" else problem["msg"]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return ApiError(400, "invalid_value", f"{path}: {message}{more}", path)

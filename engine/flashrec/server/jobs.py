@@ -1,0 +1,196 @@
+"""A search request's way through the server: parse, tokenise, search, respond."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import orjson
+from pydantic import ValidationError
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from flashrec.errors import DeadlineError, EngineFault, RequestError
+from flashrec.profiler import trace_range
+from flashrec.request import Request, Result
+from flashrec.server.bodies import read_body
+from flashrec.server.context import Context
+from flashrec.server.errors import ApiError, as_api_error, from_validation, overloaded
+from flashrec.server.schemas import Body
+
+B = TypeVar("B", bound=Body)
+
+Payload = dict[str, object] | list[dict[str, object]]
+Render = Callable[[Sequence[Result]], Payload | list[Payload]]
+_GRACE_S = 0.5
+"""How much longer than its deadline the scheduler may take to answer 504 itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What an endpoint makes of a body.
+
+    ``render`` turns the results, one per request, into the JSON answer, or with ``stream`` into the list of
+    server-sent events. ``names`` maps :class:`Request`'s fields to the client's, for error messages.
+    """
+
+    requests: Sequence[Request]
+    render: Render
+    names: Mapping[str, str] = field(default_factory=dict)
+    timeout: float | None = None
+    stream: bool = False
+
+
+async def answer(
+    context: Context, http: HttpRequest, model: type[B], prepare: Callable[[B], Job]
+) -> Response:
+    """Serve one search. Every failure is an :class:`ApiError` or an error that :mod:`.errors` translates."""
+    start = time.monotonic()
+    with admitted(context):
+        body = await read_body(http, context.config.max_body_bytes, context.config.body_timeout_s)
+        job = await context.in_pool(_parse, context, model, prepare, body)
+        results = await search(context, http, job, start + _timeout(job, context.config.request_timeout_s))
+        return await context.in_pool(_respond, context, job, results)
+
+
+@contextmanager
+def admitted(context: Context) -> Iterator[None]:
+    """Hold one of the server's places. Raises :class:`ApiError` 503 when it is full or shutting down."""
+    lifecycle, config = context.lifecycle, context.config
+    lifecycle.check_ready(config.retry_after_s)
+    if lifecycle.in_flight >= config.max_in_flight:
+        raise overloaded(
+            config.retry_after_s, f"{lifecycle.in_flight} requests are in flight: come back later"
+        )
+    lifecycle.in_flight += 1
+    try:
+        yield
+    finally:
+        lifecycle.in_flight -= 1
+
+
+def _parse(context: Context, model: type[B], prepare: Callable[[B], Job], body: bytes) -> Job:
+    with trace_range("flashrec.tokenize"), context.metrics.phase("tokenize"):
+        try:
+            return prepare(model.model_validate_json(body))
+        except ValidationError as error:
+            raise from_validation(error) from None
+
+
+def _respond(context: Context, job: Job, results: Sequence[Result]) -> Response:
+    metrics = context.metrics
+    with trace_range("flashrec.respond"), metrics.phase("respond"):
+        metrics.prompt_tokens.inc(sum(result.prompt_tokens for result in results))
+        metrics.cached_tokens.inc(sum(result.cached_tokens for result in results))
+        metrics.beams.inc(sum(len(result.beams) for result in results))
+        payload = job.render(results)
+        if not job.stream:
+            return Response(orjson.dumps(payload), media_type="application/json")
+        events = [b"data: " + orjson.dumps(event) + b"\n\n" for event in payload]
+        return Response(
+            b"".join(events) + b"data: [DONE]\n\n",
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache"},
+        )
+
+
+def _timeout(job: Job, latest: float) -> float:
+    if job.timeout is not None and job.timeout > latest:
+        raise ApiError(400, "invalid_value", f"timeout: must be at most {latest:g} seconds", "timeout")
+    return latest if job.timeout is None else job.timeout
+
+
+async def search(context: Context, http: HttpRequest, job: Job, deadline: float) -> list[Result]:
+    """Submit all requests of a job, or none; cancel them when the client goes, time is up or one fails.
+
+    ``deadline`` is on :func:`time.monotonic`'s clock.
+    """
+    submission = _Submission(context, job, deadline)
+    with context.metrics.phase("search"):
+        try:
+            await context.in_pool(submission.submit)
+            results = await _await_results(context, http, submission.futures, deadline)
+        except EngineFault as error:
+            context.lifecycle.report_fault(error)
+            raise
+        except RequestError as error:
+            raise as_api_error(error, job.names, context.config.retry_after_s) from None
+        finally:
+            submission.cancel_unfinished()
+    return results
+
+
+class _Submission:
+    """The requests of one job in the scheduler's queue, under ids that no client chose."""
+
+    def __init__(self, context: Context, job: Job, deadline: float) -> None:
+        prefix = uuid.uuid4().hex
+        self._scheduler = context.scheduler
+        self._requests = [
+            replace(request, rid=f"{prefix}-{index}") for index, request in enumerate(job.requests)
+        ]
+        self._deadline = deadline
+        self._abandoned = False
+        self.futures: list[Future[Result]] = []
+
+    def submit(self) -> None:
+        """Runs on a worker thread: the scheduler validates on the caller's. Raises :class:`RequestError`."""
+        several = len(self._requests) > 1
+        if several:
+            for index, request in enumerate(self._requests):
+                try:
+                    self._scheduler.engine.prepare(request)
+                except RequestError as error:
+                    raise RequestError(f"{error.field}[{index}]", error.message) from None
+        for request in self._requests:
+            if self._abandoned:
+                return
+            self.futures.append(self._scheduler.submit(request, self._deadline))
+
+    def cancel_unfinished(self) -> None:
+        """Nobody waits any more. A submission that is still under way stops at its next request."""
+        self._abandoned = True
+        for request, future in zip(self._requests, self.futures, strict=False):
+            if not future.done():
+                self._scheduler.cancel(request.rid)
+
+
+async def _await_results(
+    context: Context, http: HttpRequest, futures: Sequence[Future[Result]], deadline: float
+) -> list[Result]:
+    results = asyncio.gather(*map(asyncio.wrap_future, futures))
+    results.add_done_callback(_retrieved)
+    gone = asyncio.ensure_future(_disconnected(http))
+    try:
+        await asyncio.wait(
+            (results, gone),
+            timeout=max(0.0, deadline - time.monotonic()) + _GRACE_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if results.done():
+            return results.result()
+        if gone.done():
+            context.metrics.cancelled.inc()
+            raise ApiError(499, "client_disconnected", "the client went away")
+        raise DeadlineError("the request's deadline passed")
+    finally:
+        # The futures stay: cancelling one would race the engine thread that is about to set its result.
+        gone.cancel()
+
+
+def _retrieved(results: asyncio.Future[list[Result]]) -> None:
+    """Mark a late failure as seen: nobody waits for it any more."""
+    if not results.cancelled():
+        results.exception()
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    """Return when the client has gone; the body has been read, so nothing else can arrive."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,34 @@
+"""Whether the server takes requests, and what ends it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from flashrec.server.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """Shared by the routes, which read it, and by the process, which acts on it. Event-loop thread only."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.fault: BaseException | None = None
+        self.in_flight = 0
+        self.on_fault: Callable[[], None] = lambda: None
+
+    def check_ready(self, retry_after_s: int) -> None:
+        """Raises :class:`ApiError` 503 while no new request is taken."""
+        if self.fault is not None:
+            raise ApiError(503, "engine_fault", f"the engine failed: {self.fault}")
+        if self.draining:
+            raise ApiError(503, "shutting_down", "the server is shutting down", retry_after_s=retry_after_s)
+
+    def report_fault(self, error: BaseException) -> None:
+        """The engine is lost: refuse what comes, and let the process end with an error."""
+        if self.fault is None:
+            self.fault = error
+            logger.critical("engine fault, shutting down: %s", error)
+            self.on_fault()

@@ -1,0 +1,91 @@
+"""Prometheus metrics, in a registry of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+
+
+class Metrics:
+    """What the server counts. The label ``endpoint`` is a route, never a path that a client made up."""
+
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "flashrec_http_requests", "HTTP requests answered", ["endpoint", "status"], registry=self.registry
+        )
+        self.latency = Histogram(
+            "flashrec_http_request_seconds",
+            "HTTP request latency",
+            ["endpoint"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self.phases = Histogram(
+            "flashrec_phase_seconds",
+            "Time in a phase: tokenize (parse, validate, encode), search (queue and wave), respond",
+            ["phase"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self.errors = Counter("flashrec_errors", "Failed requests by kind", ["kind"], registry=self.registry)
+        self.cancelled = Counter(
+            "flashrec_cancelled_requests", "Requests whose client went away", registry=self.registry
+        )
+        self.prompt_tokens = Counter("flashrec_prompt_tokens", "Prompt tokens served", registry=self.registry)
+        self.cached_tokens = Counter(
+            "flashrec_cached_tokens", "Prompt tokens that the prefix cache held", registry=self.registry
+        )
+        self.beams = Counter("flashrec_beams", "Beams returned", registry=self.registry)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Observe the time of a block under ``phase=name``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases.labels(name).observe(time.perf_counter() - start)
+
+    def watch(self, read: Callable[[], Mapping[str, Any]]) -> None:
+        """Export what ``read`` returns as ``flashrec_engine_*`` gauges, read at each scrape."""
+        self.registry.register(_EngineStats(read))
+
+    def text(self) -> bytes:
+        """The exposition format, as Prometheus scrapes it."""
+        return generate_latest(self.registry)
+
+
+class _EngineStats(Collector):
+    """Numbers become gauges; a mapping of texts (kernels chosen) becomes one info metric."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Any]]) -> None:
+        self._read = read
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        for name, value in sorted(self._read().items()):
+            metric = f"flashrec_engine_{name}"
+            if isinstance(value, (bool, int, float)):
+                yield GaugeMetricFamily(metric, f"Engine: {name}", value=float(value))
+            elif isinstance(value, Mapping) and value:
+                if all(isinstance(entry, (bool, int, float)) for entry in value.values()):
+                    family = GaugeMetricFamily(metric, f"Engine: {name}", labels=["name"])
+                    for key, entry in sorted(value.items()):
+                        family.add_metric([str(key)], float(entry))
+                    yield family
+                elif all(isinstance(entry, str) for entry in value.values()):
+                    yield InfoMetricFamily(metric, f"Engine: {name}", value=dict(value))

@@ -1,0 +1,79 @@
+"""The outermost layer: request id, API key, log line, counters."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flashrec.server.auth import authorized
+from flashrec.server.errors import ApiError, as_api_error
+from flashrec.server.metrics import Metrics
+
+logger = logging.getLogger("flashrec.access")
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_OPEN = frozenset({"/health"})
+"""Paths that need no API key: what a supervisor asks before it knows any secret."""
+
+
+class Gate:
+    """Plain ASGI: a wrapper around ``receive`` would hide a client's disconnect from the routes."""
+
+    def __init__(self, app: ASGIApp, *, api_key: str | None, metrics: Metrics) -> None:
+        self._app = app
+        self._api_key = api_key
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        try:
+            key = headers.get(b"authorization", b"").decode("latin-1")
+            if scope["path"] in _OPEN or authorized(key, self._api_key):
+                await self._app(scope, receive, send_with_id)
+            else:
+                self._metrics.errors.labels("unauthorized").inc()
+                refusal = ApiError(
+                    401, "unauthorized", "authorization: send 'Bearer' and this server's API key"
+                )
+                await refusal.response()(scope, receive, send_with_id)
+        except Exception as error:
+            logger.exception("request %s failed", request_id.decode())
+            self._metrics.errors.labels("internal_error").inc()
+            if status == 0:
+                await as_api_error(error, {}, 1).response()(scope, receive, send_with_id)
+        finally:
+            self._count(scope, request_id, status, time.perf_counter() - start)
+
+    def _count(self, scope: Scope, request_id: bytes, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        self._metrics.requests.labels(route, str(status)).inc()
+        self._metrics.latency.labels(route).observe(seconds)
+        if logger.isEnabledFor(logging.INFO):
+            line = {
+                "request_id": request_id.decode(),
+                "method": scope["method"],
+                "path": scope["path"][:200],
+                "status": status,
+                "ms": round(seconds * 1e3, 3),
+            }
+            logger.info(orjson.dumps(line).decode())

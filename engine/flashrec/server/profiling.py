@@ -1,0 +1,77 @@
+"""``/start_profile`` and ``/stop_profile`` with SGLang's fields (SPEC T1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from flashrec.errors import RequestError
+from flashrec.profiler import ProfileOptions
+from flashrec.server.schemas import MAX_TOKEN_ID, Body, UnusedFlag, UnusedList
+
+
+def _from_digits(value: object) -> object:
+    """``sglang.bench_serving`` sends its step counts as strings."""
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value
+
+
+Steps = Annotated[int, Field(ge=1, le=MAX_TOKEN_ID), BeforeValidator(_from_digits)]
+
+
+class StartProfileRequest(Body):
+    """The body of ``/start_profile``; an empty body asks for the defaults."""
+
+    output_dir: str | None = None
+    start_step: Steps | None = None
+    num_steps: Steps | None = None
+    activities: list[Literal["CPU", "GPU"]] | None = None
+    profile_by_stage: bool | None = None
+    with_stack: bool | None = None
+    record_shapes: bool | None = None
+    profile_id: str | None = None
+    profile_prefix: str | None = None
+    merge_profiles: UnusedFlag = None
+    profile_stages: UnusedList = None
+    detailed_annotations: UnusedFlag = None
+
+
+def profile_options(body: StartProfileRequest, root: Path) -> ProfileOptions:
+    """Options whose directory lies inside ``root``. Raises :class:`RequestError`."""
+    default = ProfileOptions(output_dir=root)
+    return ProfileOptions(
+        output_dir=resolve_inside(root, body.output_dir),
+        num_steps=body.num_steps,
+        start_step=body.start_step,
+        activities=tuple(body.activities) if body.activities else default.activities,
+        with_stack=default.with_stack if body.with_stack is None else body.with_stack,
+        record_shapes=default.record_shapes if body.record_shapes is None else body.record_shapes,
+        profile_by_stage=bool(body.profile_by_stage),
+        profile_prefix=body.profile_prefix or None,
+        profile_id=body.profile_id or default.profile_id,
+    )
+
+
+def resolve_inside(root: Path, wanted: str | None) -> Path:
+    """``wanted`` as a directory inside ``root``, symbolic links followed.
+
+    A relative path is taken from the working directory if that lands inside (``./profiles/run1``), else
+    from ``root`` (``run1``). Raises :class:`RequestError` on ``output_dir`` for anything outside.
+    """
+    base = root.resolve()
+    if not wanted:
+        return base
+    if "\0" in wanted or len(wanted) > 4096:
+        raise RequestError("output_dir", "is not a path")
+    try:
+        candidates = [Path(wanted).resolve(), (base / wanted).resolve()]
+    except (OSError, RuntimeError) as error:
+        raise RequestError("output_dir", f"cannot be resolved: {error}") from None
+    for candidate in candidates:
+        if candidate.is_relative_to(base):
+            return candidate
+    raise RequestError(
+        "output_dir",
+        f"must lie inside {base}: set FLASHREC_TORCH_PROFILER_DIR or --profiler-dir to allow another",
+    )

@@ -1,0 +1,104 @@
+"""The serving process: socket, engine, signals, exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import uvicorn
+
+from flashrec.config import EngineConfig
+from flashrec.errors import ConfigError
+from flashrec.server.app import create_app
+from flashrec.server.config import ServerConfig
+from flashrec.server.context import Context
+
+logger = logging.getLogger(__name__)
+
+
+def serve(engine_config: EngineConfig, config: ServerConfig) -> int:
+    """Load a checkpoint and serve it until SIGTERM, SIGINT or an engine fault.
+
+    Returns the process's exit status: 0 after a drained shutdown, 1 after an engine fault.
+
+    Raises:
+        ConfigError: the port is taken, or the prompt template is not valid.
+        FlashRecError: the checkpoint or the catalog cannot be loaded.
+    """
+    from flashrec.runtime.engine import Engine
+    from flashrec.runtime.scheduler import Scheduler
+
+    listener = bind(config.host, config.port)
+    try:
+        scheduler = Scheduler(Engine(engine_config))
+        scheduler.start()
+        app = create_app(scheduler, config)
+    except BaseException:
+        listener.close()
+        raise
+    context: Context = app.state.context
+    server = DrainingServer(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
+        ),
+        context,
+    )
+    host, port = listener.getsockname()[:2]
+    logger.info("serving %s on http://%s:%d", context.model_name, host, port)
+    server.run(sockets=[listener])
+    return 1 if context.lifecycle.fault is not None else 0
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, taken before the checkpoint is loaded. Raises :class:`ConfigError`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(f"port: cannot listen on {host}:{port}: {error.strerror}") from None
+    return listener
+
+
+class DrainingServer(uvicorn.Server):
+    """Ends with the process's own exit status after a signal, where uvicorn would raise the signal again."""
+
+    def __init__(self, config: uvicorn.Config, context: Context) -> None:
+        super().__init__(config)
+        self._context = context
+        context.lifecycle.on_fault = self._stop
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {
+            number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain. Second: stop waiting."""
+        self.force_exit = self.should_exit
+        self._stop()
+
+    def _stop(self) -> None:
+        self._context.lifecycle.draining = True
+        self.should_exit = True

@@ -1,0 +1,232 @@
+"""SGLang's native ``/generate``: its request fields and the shape of its beam-search answers.
+
+Read from SGLang 0.5.21: ``n`` is the number of returned sequences, ``meta_info.beam_results`` lists them best
+first, and the first one's text and ids stand at the top as well.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, JsonValue, Tag
+
+from flashrec.errors import RequestError
+from flashrec.request import Beam, Request, Result, ScoreSpace
+from flashrec.server.context import Context
+from flashrec.server.filters import filter_fields, filter_names
+from flashrec.server.jobs import Job, Payload
+from flashrec.server.schemas import (
+    Body,
+    Count,
+    ItemOrSid,
+    LengthPenalty,
+    ScoreSpaceName,
+    Seed,
+    Temperature,
+    TextPrompt,
+    TokenIds,
+    TokenPrompt,
+    Unused,
+    UnusedFlag,
+    UnusedList,
+    UnusedMap,
+    UnusedOne,
+    UnusedTopK,
+    UnusedZero,
+    must_be,
+)
+from flashrec.server.text import TextCodec
+
+_NAMES = {
+    "n": "sampling_params.n",
+    "beam_width": "sampling_params.beam_width",
+    "max_tokens": "sampling_params.max_new_tokens",
+    "temperature": "sampling_params.temperature",
+    "stop_token_ids": "sampling_params.stop_token_ids",
+    "seed": "sampling_params.sampling_seed",
+    "length_penalty": "sampling_params.length_penalty",
+    "score_space": "sampling_params.score_space",
+    "constrained": "sampling_params.constrained",
+} | filter_names("sampling_params.")
+
+
+class SamplingParams(Body):
+    """SGLang's sampling parameters; from ``score_space`` on, FlashRec's own."""
+
+    n: Count = 1
+    beam_width: Count | None = None
+    max_new_tokens: Count | None = None
+    temperature: Temperature | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    sampling_seed: Seed | None = None
+    spaces_between_special_tokens: Annotated[JsonValue, must_be(None, True)] = None
+    no_stop_trim: UnusedFlag = None
+    top_p: UnusedOne = None
+    top_k: UnusedTopK = None
+    min_p: UnusedZero = None
+    frequency_penalty: UnusedZero = None
+    presence_penalty: UnusedZero = None
+    repetition_penalty: UnusedOne = None
+    min_new_tokens: UnusedZero = None
+    stop: UnusedList = None
+    stop_regex: UnusedList = None
+    json_schema: Unused = None
+    regex: Unused = None
+    ebnf: Unused = None
+    structural_tag: Unused = None
+    custom_params: UnusedMap = None
+    logit_bias: UnusedMap = None
+    stream_interval: UnusedOne = None
+
+    score_space: ScoreSpaceName | None = None
+    length_penalty: LengthPenalty = 1.0
+    constrained: bool | None = None
+    exclude: list[ItemOrSid] = Field(default_factory=list)
+    allow: list[ItemOrSid] | None = None
+
+
+def _params_kind(value: Any) -> str | None:
+    if isinstance(value, dict):
+        return "<one>"
+    return "<many>" if isinstance(value, list) else None
+
+
+OneOrMoreParams = Annotated[
+    Annotated[SamplingParams, Tag("<one>")] | Annotated[list[SamplingParams], Tag("<many>")],
+    Discriminator(
+        _params_kind,
+        custom_error_type="params_type",
+        custom_error_message="must be an object or a list of objects",
+    ),
+]
+
+
+class GenerateRequest(Body):
+    """The body of ``/generate``: one prompt or a list, as text or token ids."""
+
+    text: TextPrompt | None = None
+    input_ids: TokenPrompt | None = None
+    sampling_params: OneOrMoreParams | None = None
+    rid: TextPrompt | None = None
+    stream: bool = False
+    timeout: Annotated[float, Field(gt=0)] | None = None
+
+    lora_path: Unused = None
+    image_data: UnusedList = None
+    return_logprob: UnusedFlag = None
+    logprob_start_len: Annotated[JsonValue, must_be(None, -1)] = None
+    top_logprobs_num: UnusedZero = None
+    token_ids_logprob: UnusedList = None
+    return_text_in_logprobs: UnusedFlag = None
+    return_hidden_states: UnusedFlag = None
+    return_routed_experts: UnusedFlag = None
+    session_params: UnusedMap = None
+    custom_logit_processor: Unused = None
+    input_embeds: Unused = None
+    log_metrics: bool = True
+    priority: UnusedZero = None
+
+
+def prepare(context: Context, body: GenerateRequest) -> Job:
+    """Validate and tokenise. Raises :class:`RequestError` naming the client's field."""
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError("text", "send either text or input_ids")
+    field, value = ("input_ids", body.input_ids) if body.text is None else ("text", body.text)
+    prompts, batched = context.codec.prompts(field, value or [], context.config.max_prompts)
+    params = _spread(body.sampling_params or SamplingParams(), len(prompts))
+    rids = _rids(body.rid, len(prompts))
+    requests = [_request(context.codec, prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+
+    def render(results: Sequence[Result]) -> Payload | list[Payload]:
+        answers = [
+            _answer(context.codec, rid, each, result)
+            for rid, each, result in zip(rids, params, results, strict=True)
+        ]
+        if batched and body.stream:
+            return [answer | {"index": index} for index, answer in enumerate(answers)]
+        return answers if batched or body.stream else answers[0]
+
+    names = _NAMES | {"input_ids": field}
+    return Job(requests=requests, render=render, names=names, timeout=body.timeout, stream=body.stream)
+
+
+def _spread(params: SamplingParams | list[SamplingParams], count: int) -> list[SamplingParams]:
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError("sampling_params", f"holds {len(params)} entries for {count} prompts")
+    return params
+
+
+def _rids(rid: str | list[str] | None, count: int) -> list[str]:
+    """SGLang's rule: a string is the id of one prompt, and the prefix of the ids of several."""
+    if isinstance(rid, list):
+        if len(rid) != count:
+            raise RequestError("rid", f"holds {len(rid)} ids for {count} prompts")
+        return rid
+    prefix = uuid.uuid4().hex if rid is None else rid
+    return [prefix] if count == 1 else [f"{prefix}_{index}" for index in range(count)]
+
+
+def _request(codec: TextCodec, prompt: tuple[int, ...], params: SamplingParams) -> Request:
+    return Request(
+        input_ids=prompt,
+        n=params.n,
+        beam_width=params.beam_width,
+        max_tokens=params.max_new_tokens,
+        temperature=params.temperature or 0.0,
+        seed=params.sampling_seed,
+        length_penalty=params.length_penalty,
+        score_space=None if params.score_space is None else ScoreSpace(params.score_space),
+        stop_token_ids=tuple(params.stop_token_ids or ()),
+        ignore_eos=params.ignore_eos,
+        semantics="sglang",
+        constrained=params.constrained,
+        **filter_fields(params.exclude, params.allow, codec, "sampling_params."),
+    )
+
+
+def _answer(codec: TextCodec, rid: str, params: SamplingParams, result: Result) -> dict[str, object]:
+    """One prompt's answer. Scores are the engine's float32 values, written exactly."""
+    leader = {
+        "id": rid,
+        "finish_reason": _finish_reason(result.beams[0]) if result.beams else None,
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": sum(len(beam.token_ids) for beam in result.beams),
+        "cached_tokens": result.cached_tokens,
+        "weight_version": "default",
+        "score_space": result.score_space.value,
+    }
+    beams: list[dict[str, object]] = [
+        {
+            "output_ids": list(beam.token_ids),
+            "text": codec.beam(beam, skip_special_tokens=params.skip_special_tokens),
+            "meta_info": _beam_info(beam),
+        }
+        for beam in result.beams
+    ]
+    if not beams:
+        return {"text": "", "output_ids": [], "meta_info": leader | {"beam_results": []}}
+    first = beams[0] | {"meta_info": leader | _beam_info(result.beams[0])}
+    return first | {"meta_info": leader | _beam_info(result.beams[0]) | {"beam_results": [first, *beams[1:]]}}
+
+
+def _beam_info(beam: Beam) -> dict[str, object]:
+    info: dict[str, object] = {
+        "finish_reason": _finish_reason(beam),
+        "sequence_score": beam.score,
+        "cumulative_logprob": beam.cumulative_logprob,
+    }
+    if beam.sid is not None:
+        info |= {"sid": list(beam.sid), "items": list(beam.items)}
+    return info
+
+
+def _finish_reason(beam: Beam) -> dict[str, object]:
+    if beam.finish_reason == "stop":
+        return {"type": "stop", "matched": beam.token_ids[-1] if beam.token_ids else None}
+    return {"type": "length", "length": len(beam.token_ids)}

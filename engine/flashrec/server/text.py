@@ -1,0 +1,98 @@
+"""Text to token ids and back, safe to call from several threads at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from tokenizers import Tokenizer
+
+from flashrec.errors import LayoutError, RequestError
+from flashrec.request import Beam
+from flashrec.sid.layout import SidLayout
+
+PromptValue = str | list[str] | list[int] | list[list[int]]
+"""A prompt as clients send it: text or token ids, one or a list of them."""
+
+
+class TextCodec:
+    """A checkpoint's tokenizer and semantic-ID layout.
+
+    Encoding goes to a private copy of the Rust tokenizer, without truncation: the ``transformers`` wrapper
+    sets truncation on every call, which fails ("Already borrowed") when two threads do it at once.
+    """
+
+    def __init__(self, tokenizer: Any, layout: SidLayout | None) -> None:
+        self._wrapper = tokenizer
+        self.layout = layout
+        self._fast: Tokenizer | None = None
+        if tokenizer is not None:
+            self._fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+            self._fast.no_truncation()
+            self._fast.no_padding()
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._wrapper is not None and bool(self._wrapper.chat_template)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Token ids of ``text``. Raises :class:`RequestError` on ``text`` where there is no tokenizer."""
+        if self._fast is None:
+            raise RequestError("text", "this checkpoint has no tokenizer: send token ids")
+        return tuple(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def prompts(self, field: str, value: PromptValue, limit: int) -> tuple[list[tuple[int, ...]], bool]:
+        """Token ids of each prompt in ``value``, and whether ``value`` was a list of prompts.
+
+        Raises :class:`RequestError` on ``field`` for more than ``limit`` of them.
+        """
+        if isinstance(value, str):
+            return [self.encode(value)], False
+        if not value or isinstance(value[0], int):
+            return [tuple(cast("list[int]", value))], False
+        if len(value) > limit:
+            raise RequestError(field, f"holds {len(value)} prompts, at most {limit} are taken")
+        many = value
+        return [self.encode(each) if isinstance(each, str) else tuple(each) for each in many], True
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """The prompt's text for a conversation. Raises :class:`RequestError` on ``messages``."""
+        if not self.has_chat_template:
+            raise RequestError("messages", "this checkpoint has no chat template: use /v1/completions")
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._wrapper.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise RequestError("messages", f"the chat template refuses them: {error}") from None
+        return text
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ``token_ids``; empty where there is no tokenizer."""
+        if self._fast is None:
+            return ""
+        text: str = self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def beam(self, beam: Beam, *, skip_special_tokens: bool = True) -> str:
+        """A beam's text: its semantic ID's tokens, or its tokens up to a stop token."""
+        if beam.sid is not None and self.layout is not None:
+            return self.layout.text(beam.sid)
+        tokens = beam.token_ids[:-1] if beam.finish_reason == "stop" else beam.token_ids
+        return self.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def parse_sid(self, text: str) -> tuple[int, ...] | None:
+        """The codes of a semantic ID's text, or ``None`` if it is something else, such as an item id."""
+        if self.layout is None:
+            return None
+        try:
+            return self.layout.parse(text)
+        except LayoutError:
+            return None
+
+    def wrapped_sid(self, sid: Sequence[int]) -> str:
+        """A semantic ID's text between its begin and end tokens, where the layout has them."""
+        assert self.layout is not None
+        return f"{self.layout.begin_text}{self.layout.text(sid)}{self.layout.end_text}"

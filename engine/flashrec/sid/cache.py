@@ -1,0 +1,141 @@
+"""A catalog and its trie on disk, found again by the hash of the file they came from (SPEC S3)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashrec.errors import CatalogError
+from flashrec.sid.catalog import Catalog, load_catalog
+from flashrec.sid.codes import Packing
+from flashrec.sid.layout import SidLayout
+from flashrec.sid.strings import StringTable
+from flashrec.sid.trie import Trie, build_trie
+
+_log = logging.getLogger(__name__)
+
+_VERSION = 1
+_BROKEN = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile)
+
+MIN_BYTES = 1 << 20
+"""Smaller files are read anew each time: that takes well under a second."""
+
+Arrays = Mapping[str, NDArray[np.generic]]
+
+
+def default_cache_dir() -> Path:
+    """``FLASHREC_CACHE_DIR``, else ``flashrec`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    chosen = os.environ.get("FLASHREC_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashrec"
+
+
+def load_catalog_and_trie(
+    path: Path | str,
+    layout: SidLayout,
+    *,
+    packing: Packing | None = None,
+    cache_dir: Path | None = None,
+    min_bytes: int = MIN_BYTES,
+) -> tuple[Catalog, Trie]:
+    """The catalog in ``path`` and its trie, from the cache if this content was read before.
+
+    Files of at least ``min_bytes`` are cached in ``cache_dir`` (:func:`default_cache_dir`). An entry is keyed
+    by the file's content and the layout, written to one side and then renamed, so that a reader never sees
+    half of it; a damaged or unwritable cache costs a warning and the time. Raises :class:`CatalogError`.
+    """
+    path = Path(path)
+    entry = None
+    if path.is_file() and path.stat().st_size >= min_bytes:
+        entry = (cache_dir or default_cache_dir()) / f"{_key(path, layout, packing)}.npz"
+        found = _load(entry, path)
+        if found is not None:
+            return found
+    catalog = load_catalog(path, layout, packing=packing)
+    trie = build_trie(catalog.sids, layout.sizes)
+    if entry is not None:
+        _store(entry, {**_catalog_arrays(catalog), **trie.arrays()})
+    return catalog, trie
+
+
+def _key(path: Path, layout: SidLayout, packing: Packing | None) -> str:
+    """Hash of everything that the catalog and its trie depend on."""
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+    except OSError as error:
+        raise CatalogError(f"{path}: cannot read the catalog: {error.strerror or error}") from error
+    digest.update(repr((_VERSION, layout.texts, layout.end is None, packing)).encode())
+    return digest.hexdigest()
+
+
+def _catalog_arrays(catalog: Catalog) -> dict[str, NDArray[np.generic]]:
+    arrays: dict[str, NDArray[np.generic]] = {
+        "sids": catalog.sids,
+        "item_start": catalog.item_start,
+        "items_blob": catalog.items.blob,
+        "items_offsets": catalog.items.offsets,
+        "facts": np.frombuffer(
+            json.dumps([catalog.digest, catalog.has_end_level, catalog.duplicates]).encode(), dtype=np.uint8
+        ),
+    }
+    if catalog.titles is not None:
+        arrays["titles_blob"] = catalog.titles.blob
+        arrays["titles_offsets"] = catalog.titles.offsets
+    return arrays
+
+
+def _strings(arrays: Arrays, name: str) -> StringTable:
+    return StringTable(
+        arrays[f"{name}_blob"].astype(np.uint8, copy=False),
+        arrays[f"{name}_offsets"].astype(np.int64, copy=False),
+    )
+
+
+def _load(entry: Path, path: Path) -> tuple[Catalog, Trie] | None:
+    if not entry.is_file():
+        return None
+    try:
+        with np.load(entry, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        digest, has_end_level, duplicates = json.loads(arrays["facts"].tobytes())
+        catalog = Catalog(
+            sids=arrays["sids"],
+            item_start=arrays["item_start"],
+            items=_strings(arrays, "items"),
+            titles=_strings(arrays, "titles") if "titles_blob" in arrays else None,
+            digest=digest,
+            path=path,
+            has_end_level=has_end_level,
+            duplicates=duplicates,
+        )
+        return catalog, Trie.from_arrays(arrays)
+    except _BROKEN as error:
+        _log.warning("%s: damaged catalog cache, reading %s anew: %s", entry, path, error)
+        return None
+
+
+def _store(entry: Path, arrays: Arrays) -> None:
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=entry.parent, prefix=f"{entry.stem}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+            os.replace(name, entry)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        _log.warning("%s: cannot write the catalog cache: %s", entry, error)

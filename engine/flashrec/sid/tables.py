@@ -1,0 +1,165 @@
+"""Reads TSV, CSV and Parquet catalogs through pandas (SPEC S2)."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from flashrec.errors import CatalogError
+from flashrec.sid.codes import NotationError, Packing, parse_commas, parse_joined
+from flashrec.sid.layout import Codes, SidLayout
+from flashrec.sid.rows import RowBuilder, Rows
+from flashrec.sid.source import PARQUET_MAGIC, bad_row, decode
+
+_LEVEL = re.compile(r"code_(0|[1-9][0-9]?)")
+_DIGITS = re.compile(r"\s*[0-9]{1,9}\s*")
+_CHUNK = 1 << 16
+
+
+def read_table(path: Path, data: bytes, layout: SidLayout | None, packing: Packing | None) -> Rows:
+    """Read the columns ``item_id``, optional ``title``, and ``sid`` or ``code_0``, ``code_1``, ...
+
+    Raises :class:`CatalogError`.
+    """
+    frame = _parquet(path, data) if data[:4] == PARQUET_MAGIC else _text(path, data)
+    return _read_frame(path, frame, layout, packing)
+
+
+def table_depth(path: Path, data: bytes, packing: Packing | None) -> int:
+    """Levels of the first row; of a text table ``data`` may be just the beginning.
+
+    Raises :class:`CatalogError`.
+    """
+    frame = _parquet(path, data) if data[:4] == PARQUET_MAGIC else _text(path, data, lines=2)
+    return int(_read_frame(path, frame.head(1), None, packing).codes.shape[1])
+
+
+def _read_frame(path: Path, frame: pd.DataFrame, layout: SidLayout | None, packing: Packing | None) -> Rows:
+    levels = _code_columns(path, frame.columns.tolist())
+    has_titles = "title" in frame.columns
+    columns = ["item_id", *levels] if levels else ["item_id", "sid"]
+    parse = _parse_levels(levels) if levels else _parse_sid(layout, packing)
+    rows = RowBuilder(path, has_titles=has_titles)
+    for number, (title, item, *cells) in enumerate(
+        _cells(frame, ["title" if has_titles else "", *columns]), 1
+    ):
+        try:
+            item_id = _text_of("item_id", item)
+            sid = parse([_text_of(name, cell) for name, cell in zip(columns[1:], cells, strict=True)])
+            rows.add(number, sid, item_id, "" if _is_missing(title) else _text_of("title", title))
+        except NotationError as error:
+            raise rows.refuse(number, error) from error
+    return rows.finish()
+
+
+def _code_columns(path: Path, columns: list[str]) -> list[str]:
+    """The ``code_*`` columns in order, empty when ``sid`` holds the IDs. Raises :class:`CatalogError`."""
+    found = ", ".join(map(repr, columns[:8]))[:120]
+    if len(set(columns)) != len(columns):
+        raise CatalogError(f"{path}: a column name occurs twice in the header: {found}")
+    levels = sorted(int(match[1]) for match in map(_LEVEL.fullmatch, columns) if match)
+    if "item_id" not in columns or not (levels or "sid" in columns):
+        raise CatalogError(
+            f"{path}: a table needs the columns item_id and either sid or code_0, code_1, ...; found {found}"
+        )
+    if levels and "sid" in columns:
+        raise CatalogError(f"{path}: the table has both sid and code_{levels[0]}: keep one")
+    for level, present in enumerate(levels):
+        if level != present:
+            raise CatalogError(f"{path}: column code_{level} is missing, code_{present} is there")
+    return [f"code_{level}" for level in levels]
+
+
+def _parse_levels(names: list[str]) -> Callable[[list[str]], Codes]:
+    def parse(cells: list[str]) -> Codes:
+        for name, cell in zip(names, cells, strict=True):
+            if not _DIGITS.fullmatch(cell):
+                raise NotationError(f"{name} is {cell[:60]!r}, not a code")
+        return tuple(map(int, cells))
+
+    return parse
+
+
+def _parse_sid(layout: SidLayout | None, packing: Packing | None) -> Callable[[list[str]], Codes]:
+    """Joined tokens or codes with commas, and packed integers where ``packing`` says so."""
+
+    def parse(cells: list[str]) -> Codes:
+        (cell,) = cells
+        if packing is not None:
+            return packing.unpack(cell)
+        return parse_commas(cell) if cell.lstrip()[:1].isdigit() else parse_joined(cell, layout)
+
+    return parse
+
+
+def _cells(frame: pd.DataFrame, columns: list[str]) -> Iterator[tuple[object, ...]]:
+    """The rows of ``columns`` as Python objects, by chunks; a column called ``""`` is all ``None``."""
+    for first in range(0, len(frame), _CHUNK):
+        chunk = frame.iloc[first : first + _CHUNK]
+        yield from zip(
+            *(chunk[name].tolist() if name else [None] * len(chunk) for name in columns), strict=True
+        )
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and value != value)
+
+
+def _text_of(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if _is_missing(value):
+        raise NotationError(f"{name} is missing")
+    raise NotationError(
+        f"{name} is {str(value)[:60]!r}, a {type(value).__name__}, not a string or an integer"
+    )
+
+
+def _text(path: Path, data: bytes, lines: int | None = None) -> pd.DataFrame:
+    """A text table, all cells strings; the first ``lines`` lines of it, or all."""
+    text = decode(path, data)
+    separator = "\t" if "\t" in text.split("\n", 1)[0] else ","
+    try:
+        # No header row for pandas: with one it would take a surplus first column for an index, silently.
+        frame = pd.read_csv(
+            io.StringIO(text),
+            sep=separator,
+            header=None,
+            nrows=lines,
+            dtype=str,
+            keep_default_na=False,
+            na_values=[],
+        )
+    except ValueError as error:  # pandas' ParserError and EmptyDataError among them
+        raise CatalogError(f"{path}: not a table: {' '.join(str(error).split())}") from error
+    header = [str(name).strip() for name in frame.iloc[0].tolist()]
+    frame = frame.iloc[1:].set_axis(header, axis="columns")
+    if separator == "\t":
+        _refuse_line_ends(path, frame)
+    return frame
+
+
+def _refuse_line_ends(path: Path, frame: pd.DataFrame) -> None:
+    """A TSV cell over several lines is an unbalanced quote that has swallowed the rows behind it."""
+    for position in range(frame.shape[1]):
+        broken = frame.iloc[:, position].str.contains("[\r\n]").fillna(False)
+        over = np.flatnonzero(broken.to_numpy(dtype=np.bool_))
+        if len(over):
+            raise bad_row(path, int(over[0]) + 1, "a quote at the start of a cell is not closed on its line")
+
+
+def _parquet(path: Path, data: bytes) -> pd.DataFrame:
+    try:
+        frame = pd.read_parquet(io.BytesIO(data))
+    except ImportError as error:
+        raise CatalogError(f"{path}: reading Parquet needs pyarrow: install it") from error
+    except Exception as error:  # pyarrow's errors have no base class of their own
+        raise CatalogError(f"{path}: broken Parquet file: {' '.join(str(error).split())[:200]}") from error
+    return frame.set_axis([str(name) for name in frame.columns], axis="columns")

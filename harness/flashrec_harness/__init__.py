@@ -1,0 +1,1 @@
+"""The FlashRec harness: decides, with evidence, whether an engine is right, reproducible and fast."""

@@ -1,0 +1,59 @@
+"""Child processes that run a module of the harness: same interpreter, same checkout, log kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_LOG_TAIL_LINES = 15
+
+
+class ChildError(RuntimeError):
+    """A child process failed or ran out of time; the message ends with the tail of its log."""
+
+
+def package_path() -> str:
+    """``PYTHONPATH`` under which a child imports the same ``flashrec`` and ``flashrec_harness`` as we do."""
+    import flashrec
+
+    roots = [str(Path(flashrec.__path__[0]).parent), str(Path(__file__).parent.parent)]
+    return os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def run_module(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    log: Path,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Run ``python -m module arguments`` to its end, its output in ``log``.
+
+    Raises :class:`ChildError` for a non-zero exit or after ``timeout_s``.
+    """
+    environment = {**os.environ, "PYTHONPATH": package_path(), **(env or {})}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        try:
+            code = subprocess.run(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                timeout=timeout_s,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            raise ChildError(f"{module}: no end after {timeout_s:.0f} s; {_tail(log)}") from None
+    if code != 0:
+        raise ChildError(f"{module}: exit code {code}; {_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+    return f"log {log.name}:\n" + "\n".join(lines)

@@ -1,0 +1,78 @@
+"""What a suite feeds a checkpoint with: its tokenizer, layout, catalog, and prompts from real histories."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashrec.errors import CatalogError
+from flashrec.sid.catalog import Catalog, load_catalog
+from flashrec.sid.layout import SidLayout, infer_layout
+from flashrec.sid.peek import peek_depth
+from flashrec_harness.checkpoints.sequences import History, read_histories
+from flashrec_harness.outcome import SuiteContext
+from flashrec_harness.prompts import PromptBuilder
+
+Prompt = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Material:
+    """``layout`` and ``catalog`` are ``None`` for a checkpoint that is judged without a catalog."""
+
+    tokenizer: Any
+    layout: SidLayout | None
+    catalog: Catalog | None
+    sequences: Path
+
+    @cached_property
+    def histories(self) -> list[History]:
+        """Held-out histories. Raises :class:`CatalogError` where the file is missing or malformed."""
+        if not self.sequences.is_file():
+            raise CatalogError(f"{self.sequences}: no held-out histories; name a CSV with --sequences")
+        return read_histories(self.sequences)
+
+    def sid_text(self, item: str) -> str:
+        """An item's semantic ID as text, wrapped in the layout's begin and end tokens."""
+        assert self.layout is not None
+        assert self.catalog is not None
+        (rank,) = self.catalog.ranks_of_items([item])[:1]
+        inner = self.layout.text([int(code) for code in self.catalog.sids[rank]])
+        return f"{self.layout.begin_text}{inner}{self.layout.end_text}"
+
+    def history_prompts(self, count: int) -> list[Prompt]:
+        """Prompts from the first ``count`` histories, through the checkpoint's chat template."""
+        builder = PromptBuilder(self.tokenizer, self.sid_text)
+        return builder.prompts([history.items for history in self.histories[:count]])
+
+    def random_prompts(self, count: int, tokens: int, seed: int) -> list[Prompt]:
+        """``count`` prompts of ``tokens`` random ids over the whole vocabulary, seeded."""
+        ids = np.random.default_rng(seed).integers(0, len(self.tokenizer), (count, tokens))
+        return [tuple(int(token) for token in row) for row in ids]
+
+
+def load_material(context: SuiteContext) -> Material:
+    """Read everything but the weights."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(context.model_path)
+    sequences = context.sequences or context.model_path / "test.csv"
+    if context.sid_vocab_file is None:
+        return Material(tokenizer, None, None, sequences)
+    depth = peek_depth(context.sid_vocab_file)
+    layout = infer_layout(tokenizer, depth=depth, override=context.sid)
+    return Material(tokenizer, layout, load_catalog(context.sid_vocab_file, layout), sequences)
+
+
+def prompts_digest(prompts: Sequence[Sequence[int]]) -> str:
+    """16 hex digits over the token ids of all prompts, in order."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(np.asarray([len(prompt), *prompt], dtype=np.int64).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,190 @@
+"""What can be measured: the engine in this process, or a running server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import httpx
+import torch
+
+from flashrec_harness.load import HttpTarget
+from flashrec_harness.material import Prompt
+from flashrec_harness.outcome import SuiteContext
+from flashrec_harness.perf import profiled
+from flashrec_harness.perf.workload import Cell, Workload
+
+Outputs = dict[int, list[list[int]]]
+"""Prompt number -> token ids of its beams, best first."""
+
+
+class Subject(Protocol):
+    """One thing under measurement, for one cell at a time."""
+
+    def prepare(self, cell: Cell, prompts: Sequence[Prompt]) -> None:
+        """Take the next cell; forgets the outputs of the last."""
+
+    def round_size(self, cell: Cell) -> int:
+        """Requests per round."""
+
+    def generate(self, numbers: Sequence[int]) -> object:
+        """Answer these requests together."""
+
+    def send(self, number: int) -> object:
+        """Answer one request; called from many threads."""
+
+    def flush(self) -> None:
+        """Empty the prefix cache."""
+
+    def hit_rate(self) -> float | None:
+        """Share of prompt tokens found in the prefix cache since :meth:`prepare`; ``None`` if unknown."""
+
+    def outputs_digest(self) -> str:
+        """Digest of the token ids that the cell's prompts got."""
+
+    def was_profiled(self) -> bool:
+        """Whether a profiler has ever run in the measured process."""
+
+    def peak_gpu_mib(self) -> float | None:
+        """Highest GPU memory allocated, in MiB; ``None`` without a GPU."""
+
+    def configuration(self) -> dict[str, Any]:
+        """What the subject says of itself: kernels chosen, dtypes, flags."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+def digest_outputs(outputs: Outputs) -> str:
+    return hashlib.sha256(json.dumps(sorted(outputs.items())).encode()).hexdigest()[:16]
+
+
+class EngineSubject:
+    """:class:`flashrec.Engine` in this process: lockstep waves, or a scheduler under client threads."""
+
+    def __init__(self, context: SuiteContext, workload: Workload) -> None:
+        from flashrec.runtime.scheduler import Scheduler
+
+        from flashrec import Engine, EngineConfig
+
+        widest = max(cell.n for cell in workload.cells)
+        settings = {
+            "model_path": context.model_path,
+            "sid_vocab_file": context.sid_vocab_file,
+            "sid": context.sid,
+            "score_space": workload.score_space,
+            "max_beam_width": widest,
+        }
+        self._engine = Engine(EngineConfig(**(settings | dict(workload.engine))))
+        self._scheduler: Scheduler | None = None
+        self._requests: list[Any] = []
+        self._outputs: Outputs = {}
+        self._prompt_tokens = self._cached_tokens = 0
+
+    def prepare(self, cell: Cell, prompts: Sequence[Prompt]) -> None:
+        from flashrec.runtime.scheduler import Scheduler
+
+        from flashrec import Request
+
+        self._requests = [Request(input_ids=ids, n=cell.n, max_tokens=cell.max_tokens) for ids in prompts]
+        self._outputs, self._prompt_tokens, self._cached_tokens = {}, 0, 0
+        if cell.drive != "batch" and self._scheduler is None:
+            self._scheduler = Scheduler(self._engine)
+            self._scheduler.start()
+
+    def round_size(self, cell: Cell) -> int:
+        return cell.requests
+
+    def _keep(self, number: int, result: Any) -> None:
+        self._prompt_tokens += result.prompt_tokens
+        self._cached_tokens += result.cached_tokens
+        self._outputs[number % len(self._requests)] = [list(beam.token_ids) for beam in result.beams]
+
+    def generate(self, numbers: Sequence[int]) -> None:
+        wave = [self._requests[number % len(self._requests)] for number in numbers]
+        for number, result in zip(numbers, self._engine.generate(wave), strict=True):
+            self._keep(number, result)
+
+    def send(self, number: int) -> None:
+        assert self._scheduler is not None
+        self._keep(number, self._scheduler.submit(self._requests[number % len(self._requests)]).result())
+
+    def flush(self) -> None:
+        self._engine.flush_cache()
+
+    def hit_rate(self) -> float | None:
+        return self._cached_tokens / self._prompt_tokens if self._prompt_tokens else None
+
+    def outputs_digest(self) -> str:
+        return digest_outputs(self._outputs)
+
+    def was_profiled(self) -> bool:
+        return profiled.ever()
+
+    def peak_gpu_mib(self) -> float | None:
+        return torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else None
+
+    def configuration(self) -> dict[str, Any]:
+        return dict(self._engine.stats())
+
+    def close(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close()
+        self._engine.close()
+
+
+class HttpSubject:
+    """A server that is already running: ours, or SGLang through its native API."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._target: HttpTarget | None = None
+
+    @property
+    def target(self) -> HttpTarget:
+        """The connection of the cell in hand."""
+        assert self._target is not None
+        return self._target
+
+    def prepare(self, cell: Cell, prompts: Sequence[Prompt]) -> None:
+        if self._target is not None:
+            self._target.close()
+        self._target = HttpTarget(
+            self._url, prompts, n=cell.n, max_new_tokens=cell.max_tokens, concurrency=cell.concurrency
+        )
+
+    def round_size(self, cell: Cell) -> int:
+        return cell.requests
+
+    def generate(self, numbers: Sequence[int]) -> None:
+        with ThreadPoolExecutor(len(numbers)) as pool:
+            list(pool.map(self.target, numbers))
+
+    def send(self, number: int) -> None:
+        self.target(number)
+
+    def flush(self) -> None:
+        httpx.post(f"{self._url}/flush_cache", timeout=60.0, trust_env=False).raise_for_status()
+
+    def hit_rate(self) -> float | None:
+        return None
+
+    def outputs_digest(self) -> str:
+        return digest_outputs(self.target.outputs)
+
+    def was_profiled(self) -> bool:
+        return bool(self.configuration().get("profiled"))
+
+    def peak_gpu_mib(self) -> float | None:
+        return None
+
+    def configuration(self) -> dict[str, Any]:
+        answer = httpx.get(f"{self._url}/server_info", timeout=60.0, trust_env=False)
+        return dict(answer.json()) if answer.status_code == httpx.codes.OK else {}
+
+    def close(self) -> None:
+        if self._target is not None:
+            self._target.close()

@@ -1,0 +1,125 @@
+"""``transformers``' own ``generate`` as a reference, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashrec.request import ScoreSpace
+from flashrec_harness.references.grammar import Grammar
+from flashrec_harness.references.logits import load_transformers_model
+from flashrec_harness.references.oracle import GrammarOf
+from flashrec_harness.references.types import Hypothesis, RankedList, SearchCase, Tokens, length_score
+
+_IMPOSSIBLE = -1.0e8
+"""``generate`` fills missing hypotheses with scores of -1e9 or -inf; a sum of log-probabilities is above this."""
+
+
+class TransformersReference:
+    """``generate(num_beams=k)``, with ``prefix_allowed_tokens_fn`` for a catalog.
+
+    Score space ``vocab`` masks after the softmax, as ``transformers`` does; ``children`` normalises once
+    more after the mask (``renormalize_logits``). It has no other score space.
+    """
+
+    name = "transformers"
+    spaces = frozenset({ScoreSpace.VOCAB, ScoreSpace.CHILDREN})
+
+    def __init__(self, model_path: Path, grammar_of: GrammarOf, dtype: torch.dtype = torch.float32) -> None:
+        from transformers import GenerationConfig
+
+        self._model = load_transformers_model(model_path, dtype)
+        # The checkpoint's own generation defaults (top-k, temperature, eos) must not leak into the search.
+        self._model.generation_config = GenerationConfig()
+        self._grammar_of = grammar_of
+
+    def search(self, cases: Sequence[SearchCase]) -> list[RankedList]:
+        return [self.rank(case) for case in cases]
+
+    def rank(self, case: SearchCase) -> RankedList:
+        """The ranked list of one case; illegal or missing hypotheses are left out."""
+        if case.catalog is None:
+            return self._generate(case, case.max_tokens, None)
+        grammar = self._grammar_of(case)
+        if not grammar.legal:
+            return ()
+        found = self._generate(case, grammar.steps, _allowed_tokens(grammar, len(case.prompt)))
+        implied = () if grammar.end is None or grammar.scored_end is not None else (grammar.end,)
+        return tuple(
+            _hypothesis((*hypothesis.token_ids, *implied), hypothesis.cumulative, case.length_penalty)
+            for hypothesis in found
+        )
+
+    @torch.no_grad()
+    def _generate(self, case: SearchCase, steps: int, allowed: AllowedTokens | None) -> RankedList:
+        from transformers import GenerationConfig
+
+        beams: dict[str, Any] = {"num_beams": case.beam_width, "num_return_sequences": case.n}
+        if case.beam_width > 1:
+            beams |= {"early_stopping": "never", "length_penalty": case.length_penalty}
+        stops = list(case.stop_token_ids) if allowed is None and case.stop_token_ids else None
+        config = GenerationConfig(
+            max_new_tokens=steps,
+            do_sample=False,
+            eos_token_id=stops,
+            pad_token_id=stops[0] if stops else 0,
+            renormalize_logits=case.space is ScoreSpace.CHILDREN,
+            return_dict_in_generate=True,
+            output_scores=True,
+            output_logits=True,
+            **beams,
+        )
+        prompt = torch.tensor([case.prompt])
+        output = self._model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            generation_config=config,
+            prefix_allowed_tokens_fn=allowed,
+        )
+        sequences = [self._emitted(row, case) for row in output.sequences.tolist()]
+        if case.beam_width == 1:
+            return (_hypothesis(sequences[0], _greedy_sum(output, sequences[0], case), case.length_penalty),)
+        return tuple(
+            Hypothesis(tokens, score * len(tokens) ** case.length_penalty, score)
+            for tokens, score in zip(sequences, output.sequences_scores.tolist(), strict=True)
+            if score > _IMPOSSIBLE
+        )
+
+    @staticmethod
+    def _emitted(sequence: list[int], case: SearchCase) -> Tokens:
+        """The new tokens up to and including the first stop token; what follows is padding."""
+        tokens = tuple(sequence[len(case.prompt) :])
+        if case.catalog is not None:
+            return tokens
+        ends = [index for index, token in enumerate(tokens) if token in case.stop_token_ids]
+        return tokens[: ends[0] + 1] if ends else tokens
+
+
+AllowedTokens = Callable[[int, torch.Tensor], list[int]]
+
+
+def _allowed_tokens(grammar: Grammar, prompt_length: int) -> AllowedTokens:
+    def allowed(_batch: int, sequence: torch.Tensor) -> list[int]:
+        children = grammar.children(tuple(sequence[prompt_length:].tolist())).tolist()
+        # `generate` refuses an empty list; a surplus row that left the catalog keeps its score of -1e9.
+        return children or [0]
+
+    return allowed
+
+
+def _greedy_sum(output: Any, tokens: Tokens, case: SearchCase) -> float:
+    """Greedy decoding reports no score: the sum of its tokens' log-probabilities."""
+    steps = output.scores if case.space is ScoreSpace.CHILDREN else output.logits
+    return float(
+        sum(
+            torch.log_softmax(step[0].float(), dim=-1)[token]
+            for step, token in zip(steps, tokens, strict=False)
+        )
+    )
+
+
+def _hypothesis(tokens: Tokens, cumulative: float, length_penalty: float) -> Hypothesis:
+    return Hypothesis(tokens, cumulative, length_score(cumulative, len(tokens), length_penalty))

@@ -1,0 +1,99 @@
+"""Next-token logits in float64 from a ``transformers`` model, remembered per prompt and prefix."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from types import MethodType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flashrec_harness.references.types import Tokens
+
+_MEMORY_BYTES = 512 * 2**20
+_ROWS_PER_FORWARD = 256
+
+
+class LogitSource(Protocol):
+    """Logits of the next token."""
+
+    vocab_size: int
+
+    def next_logits(self, prompt: Tokens, prefixes: Sequence[Tokens]) -> NDArray[np.float64]:
+        """float64 ``[len(prefixes), vocab_size]`` after ``prompt + prefix``; all prefixes have one length."""
+        ...
+
+
+def load_transformers_model(model_path: Path, dtype: torch.dtype) -> Any:
+    """The checkpoint's ``transformers`` model in ``dtype``, in eval mode, from local files only."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, local_files_only=True)
+    return model.eval()
+
+
+class Float64Logits:
+    """A ``transformers`` model whose products, norms and softmax run in float64.
+
+    ``transformers`` computes RMS norms in float32 whatever the model's dtype; they are replaced. Rotary
+    angles stay as it computes them, in float32: they are part of the checkpoint's definition.
+    """
+
+    def __init__(self, model_path: Path) -> None:
+        self._model = load_transformers_model(model_path, torch.float64)
+        for module in self._model.modules():
+            if hasattr(module, "variance_epsilon"):
+                module.forward = MethodType(_rms_norm_float64, module)
+        self.vocab_size = int(self._model.get_output_embeddings().weight.shape[0])
+        self._known: OrderedDict[Tokens, dict[Tokens, NDArray[np.float64]]] = OrderedDict()
+        self._prompt: tuple[Tokens, Any] | None = None
+
+    def next_logits(self, prompt: Tokens, prefixes: Sequence[Tokens]) -> NDArray[np.float64]:
+        known = self._known.setdefault(prompt, {})
+        self._known.move_to_end(prompt)
+        missing = [prefix for prefix in dict.fromkeys(prefixes) if prefix not in known]
+        for start in range(0, len(missing), _ROWS_PER_FORWARD):
+            rows = missing[start : start + _ROWS_PER_FORWARD]
+            known.update(zip(rows, self._forward(prompt, rows), strict=True))
+        self._forget_old()
+        return np.stack([known[prefix] for prefix in prefixes])
+
+    @torch.no_grad()
+    def _forward(self, prompt: Tokens, prefixes: list[Tokens]) -> NDArray[np.float64]:
+        if not prefixes[0]:
+            self._prompt = (prompt, _new_cache())
+            return self._run([prompt], self._prompt[1])
+        if self._prompt is None or self._prompt[0] != prompt:
+            self._forward(prompt, [()])
+        assert self._prompt is not None
+        cache = copy.deepcopy(self._prompt[1])
+        cache.batch_repeat_interleave(len(prefixes))
+        return self._run(prefixes, cache)
+
+    def _run(self, token_ids: Sequence[Tokens], cache: Any) -> NDArray[np.float64]:
+        # The cache goes by position: its keyword changed its name within transformers 5.
+        output = self._model(torch.tensor(token_ids), None, None, cache, use_cache=True, logits_to_keep=1)
+        rows: NDArray[np.float64] = output.logits[:, -1].numpy()
+        return rows
+
+    def _forget_old(self) -> None:
+        row_bytes = 8 * self.vocab_size
+        while len(self._known) > 1 and sum(map(len, self._known.values())) * row_bytes > _MEMORY_BYTES:
+            self._known.popitem(last=False)
+
+
+def _new_cache() -> Any:
+    from transformers import DynamicCache
+
+    return DynamicCache()
+
+
+def _rms_norm_float64(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    variance = hidden_states.pow(2).mean(-1, keepdim=True)
+    normed: torch.Tensor = self.weight * hidden_states * torch.rsqrt(variance + self.variance_epsilon)
+    return normed

@@ -1,0 +1,1 @@
+"""Reports: one run's verdicts as HTML, Markdown, JSON and JUnit."""

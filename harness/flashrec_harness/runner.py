@@ -1,0 +1,127 @@
+"""Runs suites and writes their report; the command line and the acceptance list both go through here."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from flashrec.errors import FlashRecError
+from flashrec_harness import environment, hardware
+from flashrec_harness.outcome import Check, Outcome, SuiteContext, SuiteFn
+from flashrec_harness.report import writer
+from flashrec_harness.report.model import RunReport, new_run_id
+
+SUITE_MODULES = {
+    "kernel": "flashrec_harness.kernels_suite",
+    "parity": "flashrec_harness.parity",
+    "determinism": "flashrec_harness.determinism",
+    "perf": "flashrec_harness.perf",
+    "trace": "flashrec_harness.traces",
+}
+
+
+def suite_function(name: str) -> SuiteFn:
+    """The suite's ``run``; imported when it is needed, so that one suite's imports do not tax another."""
+    run: SuiteFn = importlib.import_module(SUITE_MODULES[name]).run
+    return run
+
+
+def guarded(
+    suite: str, context: SuiteContext, function: Callable[[SuiteContext], list[Check]]
+) -> list[Check]:
+    """Run one suite; what it raises becomes an ``invalid`` check with the traceback in ``error.txt``.
+
+    :class:`~flashrec.errors.FlashRecError` is the user's and passes through. ``--require-gpu`` without a GPU
+    fails before anything is measured.
+    """
+    if context.require_gpu and not hardware.has_gpu():
+        reason = f"--require-gpu: {hardware.missing_gpu_reason()}"
+        return [Check(suite, "GPU present", Outcome.FAIL, "nothing was judged", reason=reason)]
+    context.out_dir.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    try:
+        checks = function(context)
+    except FlashRecError:
+        raise
+    except Exception as error:
+        log = context.out_dir / "error.txt"
+        log.write_text(traceback.format_exc(), encoding="utf-8")
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        checks = [
+            Check(
+                suite,
+                "suite completed",
+                Outcome.INVALID,
+                f"stopped after {time.monotonic() - started:.0f} s; traceback in {suite}/{log.name}",
+                reason=reason,
+            )
+        ]
+    return checks or [Check(suite, "suite completed", Outcome.INVALID, "the suite returned no checks")]
+
+
+@dataclass(slots=True)
+class Session:
+    """One invocation: a run id, an environment, and a report directory per suite below ``root``."""
+
+    context: SuiteContext
+    title: str
+    command: str
+    root: Path
+    environment: environment.Environment
+    run_id: str
+    started: datetime
+    clock: float
+
+    @classmethod
+    def start(cls, context: SuiteContext, *, title: str, command: str, root: Path) -> Session:
+        """Collect the environment and name the run."""
+        where = environment.collect(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file)
+        now = datetime.now(UTC)
+        return cls(
+            context, title, command, root, where, new_run_id(where.commit, now=now), now, time.monotonic()
+        )
+
+    def context_for(self, suite: str) -> SuiteContext:
+        """The context of one suite: the same but for its own report directory."""
+        return replace(self.context, out_dir=self.root / self.run_id / suite)
+
+    def run(self, suite: str, function: SuiteFn | None = None) -> list[Check]:
+        """Run a suite (default: the registered one), and name how to repeat each of its checks."""
+        checks = guarded(suite, self.context_for(suite), function or suite_function(suite))
+        for check in checks:
+            check.repeat = check.repeat or repeat_command(suite, self.context)
+        return checks
+
+    def finish(self, suites: dict[str, list[Check]], lines: Sequence[Check] = ()) -> tuple[RunReport, Path]:
+        """Write the report; returns it and its directory."""
+        report = RunReport(
+            run_id=self.run_id,
+            title=self.title,
+            command=self.command,
+            started=self.started,
+            seconds=time.monotonic() - self.clock,
+            environment=self.environment,
+            suites=suites,
+            lines=list(lines),
+        )
+        return report, writer.write(report, self.root)
+
+
+def repeat_command(suite: str, context: SuiteContext) -> str:
+    """The command line that runs ``suite`` again on the same checkpoint with the same seed."""
+    if suite not in SUITE_MODULES:
+        return ""
+    parts = ["python -m flashrec_harness", suite, "--model-path", str(context.model_path)]
+    if context.sid_vocab_file is not None and context.sid_vocab_file.parent != context.model_path:
+        parts += ["--sid-vocab-file", str(context.sid_vocab_file)]
+    for flag, value in (("--sid", context.sid), ("--url", context.url), ("--workload", context.workload)):
+        parts += [flag, value] if value else []
+    parts += ["--quick"] if context.quick else []
+    parts += ["--require-gpu"] if context.require_gpu else []
+    parts += ["--seed", str(context.seed)] if context.seed else []
+    return " ".join(parts)

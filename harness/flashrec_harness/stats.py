@@ -1,0 +1,188 @@
+"""The statistics of performance verdicts: log-ratios, noise bands, paired intervals, Holm, power.
+
+Times and rates are compared as log-ratios: a slowdown and the speed-up that undoes it are then equally far
+from 0, and the noise of a ratio does not depend on the unit. The unit of replication is the server process:
+rounds within one process share its memory layout and clocks, and are not independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import stats as distributions
+
+FLOOR = 0.01
+"""Smallest change worth a verdict, as a log-ratio: what an A/A run shows between sessions to start with."""
+BAND_WIDTH = 2.0
+"""``k``: the noise band in standard deviations of the difference."""
+CONFIDENCE = 0.99
+MIN_PAIRS = 5
+MAX_PAIRS = 20
+
+
+def log_ratio(new: float, base: float) -> float:
+    """``ln(new / base)``. Raises ``ValueError`` unless both are positive."""
+    if not (new > 0 and base > 0):
+        raise ValueError(f"a log-ratio needs positive values, got {new!r} and {base!r}")
+    return math.log(new / base)
+
+
+def percent(log_change: float) -> float:
+    """A log-ratio as a change in percent: ``ln 1.05`` becomes 5."""
+    return math.expm1(log_change) * 100
+
+
+def _sample_sd(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Centre (in the metric's unit) and noise (standard deviations of logs) of a set of sessions.
+
+    ``between_sessions`` is what the sessions' centres vary beyond what their processes explain.
+    """
+
+    centre: float
+    within_session: float
+    between_sessions: float
+    sessions: int
+    processes: int
+
+
+def spread(sessions: Sequence[Sequence[float]]) -> Spread:
+    """Variance components of process medians, grouped by session; all values positive.
+
+    One-way random-effects analysis of variance on the logs, by moments: the variance of session means
+    minus what the processes' own variance contributes to it, not below 0 (Searle, Casella, McCulloch,
+    *Variance Components*, 1992, ch. 3). The centre is the median of session medians.
+    """
+    logs = [np.log(np.asarray(values, dtype=np.float64)) for values in sessions]
+    counts = [len(values) for values in logs]
+    freedom = sum(counts) - len(counts)
+    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in logs)
+    within = math.sqrt(squares / freedom) if freedom else 0.0
+    means_variance = _sample_sd([float(values.mean()) for values in logs]) ** 2
+    between = math.sqrt(max(0.0, means_variance - within**2 * float(np.mean([1 / n for n in counts]))))
+    centre = math.exp(float(np.median([np.median(values) for values in logs])))
+    return Spread(centre, within, between, len(logs), sum(counts))
+
+
+def band(base: Spread, processes: int, *, floor: float = FLOOR, k: float = BAND_WIDTH) -> float:
+    """Half-width of the noise band of a new session of ``processes`` against ``base``, as a log-ratio.
+
+    ``max(floor, k * sqrt(s_session^2 * (1 + 1/S) + s_process^2 / P))``: the new session and the mean of
+    the ``S`` stored ones both carry session noise, and the new one is a mean of ``P`` processes.
+    """
+    noise = math.sqrt(base.between_sessions**2 * (1 + 1 / base.sessions) + base.within_session**2 / processes)
+    return max(floor, k * noise)
+
+
+def screen_p_value(change: float, half_band: float, *, k: float = BAND_WIDTH) -> float:
+    """One-sided p-value of a change for the worse (``change`` > 0), the band taken as ``k`` deviations."""
+    return float(distributions.norm.sf(change * k / half_band))
+
+
+def holm(p_values: Mapping[str, float], alpha: float = 0.01) -> dict[str, bool]:
+    """Which hypotheses are rejected, the chance of *any* false rejection being at most ``alpha``.
+
+    S. Holm, *A simple sequentially rejective multiple test procedure*, Scand. J. Statist. 6 (1979).
+    """
+    rejected = dict.fromkeys(p_values, False)
+    for step, (name, p) in enumerate(sorted(p_values.items(), key=lambda pair: pair[1])):
+        if p > alpha / (len(p_values) - step):
+            break
+        rejected[name] = True
+    return rejected
+
+
+def screen_detectable(
+    half_band: float, *, k: float = BAND_WIDTH, alpha: float = 0.01, metrics: int = 1
+) -> float:
+    """Smallest true change (log-ratio) that the screen rejects with 95 % power, Holm's first step."""
+    deviation = half_band / k
+    return deviation * float(distributions.norm.isf(alpha / metrics) + distributions.norm.isf(0.05))
+
+
+@dataclass(frozen=True, slots=True)
+class PairedInterval:
+    """Mean log-ratio of pairs with its two-sided confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+    pair_sd: float
+    pairs: int
+
+
+def abba_order(pairs: int) -> str:
+    """The interleaving ``ABBAABBA...``: a linear drift of the machine cancels within every two pairs.
+
+    The A-B-B-A layout is that of weighing designs; each pair is one A and one B that run back to back.
+    """
+    return "".join("AB" if pair % 2 == 0 else "BA" for pair in range(pairs))
+
+
+def paired_interval(
+    a: Sequence[float], b: Sequence[float], *, confidence: float = CONFIDENCE
+) -> PairedInterval:
+    """Student's t interval of ``ln(b / a)`` over pairs. Raises ``ValueError`` below two pairs."""
+    if len(a) != len(b) or len(a) < 2:
+        raise ValueError(f"paired samples need equal lengths of at least 2, got {len(a)} and {len(b)}")
+    ratios = [log_ratio(new, base) for base, new in zip(a, b, strict=True)]
+    mean, sd = float(np.mean(ratios)), _sample_sd(ratios)
+    half = float(distributions.t.ppf(0.5 + confidence / 2, len(ratios) - 1)) * sd / math.sqrt(len(ratios))
+    return PairedInterval(mean, mean - half, mean + half, sd, len(ratios))
+
+
+Verdict = Literal["slower", "faster", "within noise", "inconclusive"]
+
+
+def paired_verdict(interval: PairedInterval, *, floor: float = FLOOR, worse: Literal[1, -1] = 1) -> Verdict:
+    """Decide from an interval of log-ratios; ``worse`` is the sign that is bad (+1 for times).
+
+    Slower or faster only if the interval excludes 0 and the mean exceeds the floor. An interval inside the
+    floor on both sides is *within noise*: a gain there is no gain. Anything else does not decide.
+    """
+    excludes_zero = interval.low > 0 or interval.high < 0
+    if excludes_zero and abs(interval.mean) > floor:
+        return "slower" if interval.mean * worse > 0 else "faster"
+    if -floor <= interval.low and interval.high <= floor:
+        return "within noise"
+    return "inconclusive"
+
+
+def paired_detectable(
+    pair_sd: float, pairs: int, *, floor: float = FLOOR, confidence: float = CONFIDENCE, power: float = 0.95
+) -> float:
+    """Smallest true change (log-ratio) that ``pairs`` pairs reject with ``power``.
+
+    The usual noncentral-t approximation ``(t_{1-alpha/2} + t_power) * sd / sqrt(n)``, not below the floor
+    plus what the power needs above it.
+    """
+    error = pair_sd / math.sqrt(pairs)
+    upper = float(distributions.t.ppf(0.5 + confidence / 2, pairs - 1))
+    slack = float(distributions.t.ppf(power, pairs - 1))
+    return max((upper + slack) * error, floor + slack * error)
+
+
+def pairs_needed(pair_sd: float, effect: float, *, floor: float = FLOOR) -> int | None:
+    """Fewest pairs, ``MIN_PAIRS`` to ``MAX_PAIRS``, that detect ``effect``; ``None`` if none does."""
+    for pairs in range(MIN_PAIRS, MAX_PAIRS + 1):
+        if paired_detectable(pair_sd, pairs, floor=floor) <= effect:
+            return pairs
+    return None
+
+
+def trend(values: Sequence[float]) -> float:
+    """Theil-Sen slope of ``ln(value)`` per step: the median of all pairwise slopes (Sen, 1968).
+
+    Tells a process that warms up or throttles while it is measured from one that is merely noisy.
+    """
+    if len(values) < 2:
+        return 0.0
+    return float(distributions.theilslopes(np.log(np.asarray(values, dtype=np.float64))).slope)

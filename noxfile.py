@@ -1,0 +1,86 @@
+"""Every session runs in the interpreter that runs nox: one environment, nothing installed here.
+
+``nox -s parity -- --model-path DIR`` passes what follows ``--`` on to ``flashrec-harness parity``; with
+``tests``, ``lint`` and ``types`` it goes to pytest, ruff and mypy.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.default_venv_backend = "none"
+
+_ROOT = Path(__file__).parent
+_ENV = {
+    "PYTHONPATH": os.pathsep.join(
+        [str(_ROOT / "engine"), str(_ROOT / "harness"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+}
+
+
+def _python(session: nox.Session, *arguments: str) -> None:
+    session.run(sys.executable, *arguments, env=_ENV, external=True)
+
+
+def _suite(session: nox.Session, name: str) -> None:
+    _python(session, "-m", "flashrec_harness", name, *session.posargs)
+
+
+@nox.session
+def kernel(session: nox.Session) -> None:
+    """Every device kernel equals its reference."""
+    _suite(session, "kernel")
+
+
+@nox.session
+def parity(session: nox.Session) -> None:
+    """The same choices and scores as SGLang, transformers and the oracle."""
+    _suite(session, "parity")
+
+
+@nox.session
+def determinism(session: nox.Session) -> None:
+    """The same bits, N >= 120, across processes."""
+    _suite(session, "determinism")
+
+
+@nox.session
+def perf(session: nox.Session) -> None:
+    """Noise-banded regression against stored baselines."""
+    _suite(session, "perf")
+
+
+@nox.session
+def trace(session: nox.Session) -> None:
+    """The device did what we think it did."""
+    _suite(session, "trace")
+
+
+@nox.session
+def accept(session: nox.Session) -> None:
+    """The acceptance list for one checkpoint; without arguments, for the bundled one."""
+    _suite(session, "accept")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """All tests: units, and each suite's own tests with its negative controls."""
+    _python(session, "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff, rules and format."""
+    _python(session, "-m", "ruff", "check", *session.posargs)
+    _python(session, "-m", "ruff", "format", "--check", *session.posargs)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy, strict."""
+    _python(session, "-m", "mypy", *session.posargs)

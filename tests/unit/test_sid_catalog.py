@@ -1,0 +1,278 @@
+"""Every catalog format of the specification, read from files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flashrec.errors import CatalogError
+from flashrec.sid.catalog import Catalog, load_catalog, sort_order
+from flashrec.sid.codes import Packing
+from flashrec.sid.layout import SidLayout
+from flashrec.sid.peek import peek_depth
+
+Groups = dict[tuple[int, ...], list[str]]
+
+GROUPS: Groups = {(0, 1, 2): ["ä", "b"], (0, 3, 0): ["c"], (7, 0, 9): ["10", "日本"]}
+"""What every spelling below says: two items share a SID twice."""
+
+
+def make_layout(*sizes: int, end: bool = True) -> SidLayout:
+    """OneRec-style codebooks one behind the other, begin and end token last."""
+    stops = np.cumsum(sizes)
+    return SidLayout(
+        codebooks=tuple(
+            np.arange(stop - size, stop, dtype=np.int32) for size, stop in zip(sizes, stops, strict=True)
+        ),
+        texts=tuple(
+            tuple(f"<s_{'abcde'[level]}_{code}>" for code in range(size)) for level, size in enumerate(sizes)
+        ),
+        begin=int(stops[-1]) if end else None,
+        end=int(stops[-1]) + 1 if end else None,
+        begin_text="<|sid_begin|>" if end else "",
+        end_text="<|sid_end|>" if end else "",
+    )
+
+
+def groups(catalog: Catalog) -> Groups:
+    return {tuple(sid): list(catalog.items_of(rank)) for rank, sid in enumerate(catalog.sids.tolist())}
+
+
+def rows(of: Groups) -> list[tuple[tuple[int, ...], str]]:
+    """(SID, item) pairs, the SIDs interleaved so that reading has something to sort."""
+    pairs = [(sid, item) for sid, items in of.items() for item in items]
+    return pairs[::2] + pairs[1::2]
+
+
+def joined(sid: tuple[int, ...], prefix: str = "") -> str:
+    return "".join(f"<{prefix}{'abcde'[level]}_{code}>" for level, code in enumerate(sid))
+
+
+def table(of: Groups, separator: str, *, columns: bool = False, prefix: str = "") -> str:
+    width = len(next(iter(of)))
+    codes = [f"code_{level}" for level in range(width)] if columns else ["sid"]
+    lines = [separator.join(["title", "item_id", *codes])]
+    for sid, item in rows(of):
+        cells = list(map(str, sid)) if columns else [joined(sid, prefix)]
+        lines.append(separator.join([f"title of {item}", item, *cells]))
+    return "\n".join(lines) + "\n"
+
+
+def packed(of: Groups, base: int = 8192) -> dict[str, list[dict[str, object]]]:
+    return {
+        str((a * base + b) * base + c): [{"pid": item, "count": 3} for item in items]
+        for (a, b, c), items in of.items()
+    }
+
+
+SPELLINGS = {
+    "commas": json.dumps({",".join(map(str, sid)): items for sid, items in GROUPS.items()}),
+    "commas with an end level": json.dumps(
+        {",".join(map(str, (*sid, 1))): items for sid, items in GROUPS.items()}
+    ),
+    "index": json.dumps(
+        {item: [f"<{'abc'[i]}_{c}>" for i, c in enumerate(sid)] for sid, item in rows(GROUPS)}
+    ),
+    "index of the other family": json.dumps(
+        {item: [f"<s_{'abc'[i]}_{c}>" for i, c in enumerate(sid)] for sid, item in rows(GROUPS)}
+    ),
+    "packed": json.dumps(packed(GROUPS)),
+    "tsv": table(GROUPS, "\t"),
+    "csv": table(GROUPS, ",", prefix="s_"),
+    "tsv of codes": table(GROUPS, "\t", columns=True),
+    "csv of codes": table(GROUPS, ",", columns=True),
+}
+
+
+def write(path: Path, text: str, *, bom: bool = False, crlf: bool = False, zipped: bool = False) -> Path:
+    data = text.replace("\n", "\r\n" if crlf else "\n").encode("utf-8-sig" if bom else "utf-8")
+    path.write_bytes(gzip.compress(data) if zipped else data)
+    return path
+
+
+@pytest.mark.parametrize(
+    "wrapping", [{}, {"bom": True}, {"crlf": True}, {"zipped": True, "bom": True, "crlf": True}]
+)
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_format_says_the_same(tmp_path: Path, spelling: str, wrapping: dict[str, bool]) -> None:
+    path = write(tmp_path / "catalog", SPELLINGS[spelling], **wrapping)
+    catalog = load_catalog(path, make_layout(8, 8, 16))
+    assert groups(catalog) == GROUPS
+    assert catalog.sids.dtype == catalog.item_start.dtype == np.int32
+    assert (catalog.depth, catalog.num_sids, catalog.num_items) == (3, 3, 5)
+    assert catalog.has_end_level == (spelling == "commas with an end level")
+    plain = load_catalog(write(tmp_path / "plain", SPELLINGS["commas"]), None)
+    assert catalog.digest == plain.digest
+    assert peek_depth(path) == (4 if catalog.has_end_level else 3)
+    if catalog.titles is not None:
+        assert catalog.titles[:] == [f"title of {item}" for item in catalog.items]
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_parquet(tmp_path: Path, columns: bool) -> None:
+    pairs = rows(GROUPS)
+    frame = pd.DataFrame({"item_id": [item for _, item in pairs], "title": ["x", None, "z", "", "ß"]})
+    if columns:
+        for level in range(3):
+            frame[f"code_{level}"] = np.array([sid[level] for sid, _ in pairs], dtype=np.int16)
+    else:
+        frame["sid"] = [joined(sid) for sid, _ in pairs]
+    path = tmp_path / "catalog.bin"
+    frame.to_parquet(path)
+    catalog = load_catalog(path, make_layout(8, 8, 16))
+    assert groups(catalog) == GROUPS
+    assert peek_depth(path) == 3
+    assert catalog.titles is not None
+    titles = dict(zip((item for _, item in pairs), ["x", "", "z", "", "ß"], strict=True))
+    assert catalog.titles[:] == [titles[item] for item in catalog.items]
+
+
+def test_parquet_with_integer_item_ids(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.parquet"
+    pd.DataFrame({"item_id": [30, 20], "code_0": [1, 0]}).to_parquet(path)
+    assert groups(load_catalog(path, None)) == {(0,): ["20"], (1,): ["30"]}
+
+
+def test_json_items_may_be_single_and_integers(tmp_path: Path) -> None:
+    path = write(tmp_path / "catalog.json", '{"1, 2": 7, "0,5": ["x", 8]}')
+    assert groups(load_catalog(path, None)) == {(0, 5): ["x", "8"], (1, 2): ["7"]}
+
+
+def test_one_level_of_codes_is_not_taken_for_packed_integers(tmp_path: Path) -> None:
+    path = write(tmp_path / "catalog.json", '{"5": "x", "3": ["y"]}')
+    assert peek_depth(path) == 1
+    assert groups(load_catalog(path, make_layout(6))) == {(3,): ["y"], (5,): ["x"]}
+
+
+def test_packed_integers_by_their_size_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "catalog.json", '{"9": "x", "67117063": "y"}')
+    assert peek_depth(path) == 3
+    assert groups(load_catalog(path, None)) == {(0, 0, 9): ["x"], (1, 1, 7): ["y"]}
+
+
+def test_packed_base_and_depth_are_configurable(tmp_path: Path) -> None:
+    path = write(tmp_path / "catalog.json", '{"9": "x", "15": "y"}')
+    packing = Packing(base=4, depth=2)
+    assert peek_depth(path, packing=packing) == 2
+    assert groups(load_catalog(path, None, packing=packing)) == {(2, 1): ["x"], (3, 3): ["y"]}
+    with pytest.raises(CatalogError, match=r"row 2: 15 is beyond 2 levels of 3 codes"):
+        load_catalog(path, None, packing=Packing(base=3, depth=2))
+    sids = write(tmp_path / "catalog.tsv", "item_id\tsid\nx\t9\n")
+    assert groups(load_catalog(sids, None, packing=packing)) == {(2, 1): ["x"]}
+
+
+def test_sids_in_tables_may_be_wrapped_or_codes(tmp_path: Path) -> None:
+    text = 'item_id,sid\nx,<|sid_begin|><s_a_1><s_b_2><|sid_end|>\ny,"0,4"\n'
+    catalog = load_catalog(write(tmp_path / "catalog.csv", text), make_layout(5, 5))
+    assert groups(catalog) == {(0, 4): ["y"], (1, 2): ["x"]}
+
+
+def test_token_texts_of_an_unknown_family_need_the_layout(tmp_path: Path) -> None:
+    layout = SidLayout((np.array([4, 5], np.int32), np.array([9], np.int32)), (("<x0>", "<x1>"), ("<y>",)))
+    path = write(tmp_path / "catalog.tsv", "item_id\tsid\nx\t<x1><y>\n")
+    assert groups(load_catalog(path, layout)) == {(1, 0): ["x"]}
+    with pytest.raises(CatalogError, match="row 1: '<x1><y>' is not a semantic ID"):
+        load_catalog(path, None)
+
+
+def test_quotes_and_na_in_a_table_are_text(tmp_path: Path) -> None:
+    text = 'item_id\tsid\ttitle\nNA\t<a_1>\t5.5" x 3"\nnull\t<a_0>\t"say ""hi"""\n'
+    catalog = load_catalog(write(tmp_path / "catalog.tsv", text), None)
+    assert groups(catalog) == {(0,): ["null"], (1,): ["NA"]}
+    assert catalog.titles is not None
+    assert catalog.titles[:] == ['say "hi"', '5.5" x 3"']
+
+
+def test_repeated_rows_are_dropped_and_counted(tmp_path: Path) -> None:
+    text = '{"1,1": ["b", "a", "b"], "0,0": "c", "1,1": ["d", "a"]}'
+    catalog = load_catalog(write(tmp_path / "catalog.json", text), None)
+    assert groups(catalog) == {(0, 0): ["c"], (1, 1): ["b", "a", "d"]}
+    assert catalog.duplicates == 2
+
+
+def test_rank_and_items(tmp_path: Path) -> None:
+    catalog = load_catalog(write(tmp_path / "catalog.json", SPELLINGS["commas"]), None)
+    queries = np.array([[7, 0, 9], [0, 1, 2], [0, 1, 1], [7, 0, 10], [-1, 0, 0], [9, 9, 9]])
+    assert catalog.rank(queries).tolist() == [2, 0, -1, -1, -1, -1]
+    assert catalog.rank(np.empty((0, 3), dtype=np.int32)).tolist() == []
+    assert catalog.ranks_of_items(["日本", "b", "10"]).tolist() == [0, 2]
+    assert catalog.ranks_of_items([]).tolist() == []
+    assert catalog.ranks_emptied_by(["10", "c", "ä", "c"]).tolist() == [1]
+    assert catalog.ranks_emptied_by(["10", "日本", "b"]).tolist() == [2]
+    with pytest.raises(CatalogError, match="no item 'nope' in the catalog"):
+        catalog.ranks_of_items(["b", "nope"])
+
+
+def test_an_item_under_two_sids_is_found_under_both(tmp_path: Path) -> None:
+    catalog = load_catalog(write(tmp_path / "catalog.json", '{"0,0": 1, "0,1": 1, "2,2": [1, 2]}'), None)
+    assert catalog.ranks_of_items(["1"]).tolist() == [0, 1, 2]
+    assert catalog.ranks_emptied_by(["1"]).tolist() == [0, 1]
+
+
+def test_the_digest_sees_codes_items_and_their_order(tmp_path: Path) -> None:
+    texts = ['{"0,1": ["a", "b"]}', '{"0,1": ["b", "a"]}', '{"0,2": ["a", "b"]}', '{"0,1": ["ab"]}']
+    digests = {load_catalog(write(tmp_path / "c.json", text), None).digest for text in texts}
+    assert len(digests) == len(texts)
+
+
+@st.composite
+def pair_lists(draw: st.DrawFn) -> list[tuple[tuple[int, ...], str]]:
+    depth = draw(st.integers(1, 5))
+    sid = st.tuples(*[st.integers(0, draw(st.sampled_from([1, 3, 8191])))] * depth)
+    item = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=4)
+    return draw(st.lists(st.tuples(sid, item), min_size=1, max_size=25))
+
+
+def expected_groups(pairs: list[tuple[tuple[int, ...], str]]) -> Groups:
+    out: Groups = {}
+    for sid, item in pairs:
+        known = out.setdefault(sid, [])
+        if item not in known:
+            known.append(item)
+    return dict(sorted(out.items()))
+
+
+@given(pairs=pair_lists(), spelling=st.sampled_from(["json", "parquet", "csv"]), zipped=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_random_pairs_group_like_a_dictionary(
+    tmp_path: Path, pairs: list[tuple[tuple[int, ...], str]], spelling: str, zipped: bool
+) -> None:
+    path = tmp_path / "catalog"
+    depth = len(pairs[0][0])
+    if spelling == "json":
+        entries = ",".join(f"{json.dumps(','.join(map(str, sid)))}:{json.dumps(item)}" for sid, item in pairs)
+        write(path, "{" + entries + "}", zipped=zipped)
+    else:
+        frame = pd.DataFrame(
+            {"item_id": [item for _, item in pairs]}
+            | {f"code_{level}": [sid[level] for sid, _ in pairs] for level in range(depth)}
+        )
+        if spelling == "parquet":
+            frame.to_parquet(path)
+        else:
+            write(path, frame.to_csv(index=False, quoting=1), zipped=zipped)
+    catalog = load_catalog(path, None, sid_sizes=(8192,) * depth)
+    expected = expected_groups(pairs)
+    assert groups(catalog) == expected
+    assert catalog.sids.tolist() == [list(sid) for sid in expected]
+    assert catalog.duplicates == len(pairs) - catalog.num_items
+    assert catalog.rank(catalog.sids).tolist() == list(range(catalog.num_sids))
+    for item in {item for _, item in pairs}:
+        holders = [rank for rank, items in enumerate(expected.values()) if item in items]
+        assert catalog.ranks_of_items([item]).tolist() == holders
+    assert peek_depth(path) == depth
+
+
+@given(st.data(), st.integers(1, 5), st.sampled_from([1, 9, 2**31 - 1]))
+def test_sort_order_is_lexicographic_and_stable(data: st.DataObject, depth: int, largest: int) -> None:
+    sid = st.tuples(*[st.integers(0, largest)] * depth)
+    sids = data.draw(st.lists(sid, min_size=1, max_size=30))
+    order = sort_order(np.array(sids, dtype=np.int32))
+    assert order.tolist() == sorted(range(len(sids)), key=lambda row: sids[row])
