@@ -25,9 +25,7 @@ app = typer.Typer(help="Look at, check and convert catalogs of semantic IDs.", n
 
 CatalogFile = Annotated[Path, typer.Argument(help="A catalog in any format: JSON, index, TSV, CSV, Parquet.")]
 ModelPath = Annotated[Path | None, typer.Option(help="Checkpoint whose tokenizer the codes must fit.")]
-Sid = Annotated[
-    str | None, typer.Option(help="START:END/SIZE,SIZE,...: overrides the tokenizer's codebooks.")
-]
+Sid = Annotated[str | None, typer.Option(help="START:END/SIZE,SIZE,...: overrides the tokenizer's codebooks.")]
 Packed = Annotated[bool, typer.Option("--packed", help="Keys are packed integers, whatever they look like.")]
 Base = Annotated[int, typer.Option(min=2, help="Codes per level of packed integers.")]
 Depth = Annotated[int, typer.Option(min=1, max=16, help="Levels of packed integers.")]
@@ -80,26 +78,18 @@ def convert(
     packed: Packed = False,
     base: Base = RECIF_BASE,
     depth: Depth = RECIF_DEPTH,
-    code_columns: Annotated[
-        bool, typer.Option("--code-columns", help="Tables: code_0, code_1, ... not sid.")
-    ] = False,
-    end_level: Annotated[
-        bool, typer.Option("--end-level", help="JSON: append the end token as a last level.")
-    ] = False,
+    code_columns: Annotated[bool, typer.Option("--code-columns", help="Tables: code_0, code_1, ... not sid.")] = False,
+    end_level: Annotated[bool, typer.Option("--end-level", help="JSON: append the end token as a last level.")] = False,
 ) -> None:
     """Convert a catalog, read the result back, and compare the two."""
     catalog, layout = _load(file, model_path, sid, Packing(base, depth) if packed else None)
     kind = to or format_of(out)
     packing = Packing(base, catalog.depth) if kind is CatalogFormat.PACKED else None
-    write_catalog(
-        catalog, out, kind, layout=layout, packing=packing, code_columns=code_columns, end_level=end_level
-    )
+    write_catalog(catalog, out, kind, layout=layout, packing=packing, code_columns=code_columns, end_level=end_level)
     sizes = layout.sizes if layout is not None else _sizes(catalog)
     written = load_catalog(out, layout, sid_sizes=sizes, packing=packing)
     if written.digest != catalog.digest:
-        raise CatalogError(
-            f"{out}: read back, it differs from {file}: this format cannot hold these item ids"
-        )
+        raise CatalogError(f"{out}: read back, it differs from {file}: this format cannot hold these item ids")
     lost = " (titles left out: JSON has no place for them)" if catalog.titles and not written.titles else ""
     typer.echo(
         f"{out}: {kind.value}, {written.num_sids} semantic IDs, {written.num_items} items, "
@@ -141,22 +131,16 @@ def _trie(catalog: Catalog, layout: SidLayout | None) -> Trie:
 
 
 def _print(file: Path, figures: CatalogStats) -> None:
-    console = Console()
-    console.print(
-        f"{file}: {figures.num_sids:,} semantic IDs of {figures.depth} levels, {figures.num_items:,} items",
-        highlight=False,
-    )
+    typer.echo(f"{file}: {figures.num_sids:,} semantic IDs of {figures.depth} levels, {figures.num_items:,} items")
     for line in (
         f"{figures.shared_sids:,} IDs name several items: {figures.sharing_items:,} items, "
         f"at most {figures.largest_group} under one ID",
         f"{figures.repeated_items:,} items stand under several IDs; {figures.duplicate_rows:,} rows repeated",
-        f"end level: {'yes' if figures.has_end_level else 'no'}; titles: {'yes' if figures.has_titles else 'no'}",
+        f"end level: {_yes(figures.has_end_level)}; titles: {_yes(figures.has_titles)}",
         f"trie on a device: {figures.device_bytes / 1e6:.2f} MB; content digest {figures.digest}",
     ):
-        console.print(f"  {line}", highlight=False)
-    table = Table(
-        "level", "codebook", "codes used", "nodes", "children: mean", "median", "max", "one child", "kept"
-    )
+        typer.echo(f"  {line}")
+    table = Table("level", "codebook", "used", "nodes", "children: mean", "median", "max", "one child", "kept")
     for number, level in enumerate(figures.levels):
         table.add_row(
             str(number),
@@ -169,4 +153,8 @@ def _print(file: Path, figures: CatalogStats) -> None:
             f"{level.single_child_nodes:,}",
             "dense" if level.dense else "CSR",
         )
-    console.print(table)
+    Console().print(table)
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"

@@ -21,12 +21,8 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    model_path: Path = Field(
-        description="Hugging Face directory with config.json, *.safetensors and a tokenizer"
-    )
-    sid_vocab_file: Path | None = Field(
-        None, description="catalog of semantic IDs; without one the search is free"
-    )
+    model_path: Path = Field(description="Hugging Face directory with config.json, *.safetensors and a tokenizer")
+    sid_vocab_file: Path | None = Field(None, description="catalog of semantic IDs; without one the search is free")
     sid: str | None = Field(None, description="override of the inferred layout: START:END/SIZE,SIZE,...")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
@@ -41,12 +37,8 @@ class EngineConfig(BaseModel):
     attention_backend: Literal["auto", "torch", "triton", "flashinfer"] = Field(
         "auto", description="auto is torch on a CPU and the measured best on a GPU"
     )
-    score_space: ScoreSpace = Field(
-        ScoreSpace.SID, description="what the softmax of a step is normalised over"
-    )
-    score_end: bool = Field(
-        False, description="score an implied end token instead of giving it log-probability 0"
-    )
+    score_space: ScoreSpace = Field(ScoreSpace.SID, description="what the softmax of a step is normalised over")
+    score_end: bool = Field(False, description="score an implied end token instead of giving it log-probability 0")
     max_beam_width: int = Field(1024, ge=1, description="widest beam a request may ask for")
     max_rows: int | None = Field(
         None, ge=1, description="beams decoded together in a wave; default 2,048 on a CPU, 8,192 on a GPU"
@@ -56,33 +48,24 @@ class EngineConfig(BaseModel):
         None, ge=2, description="longest prompt in tokens; default what the model and the pool allow"
     )
     max_decode_steps: int = Field(8, ge=1, le=64, description="longest search without a catalog, in tokens")
-    max_prefill_tokens: int = Field(
-        16384, ge=16, description="prompt tokens per forward pass; more are chunked"
-    )
+    max_prefill_tokens: int = Field(16384, ge=16, description="prompt tokens per forward pass; more are chunked")
     page_size: int = Field(16, ge=1, le=256, description="tokens per page of the KV pool")
-    kv_pool_tokens: int | None = Field(
-        None, ge=16, description="size of the context KV pool; default from memory"
-    )
+    kv_pool_tokens: int | None = Field(None, ge=16, description="size of the context KV pool; default from memory")
     memory_fraction: float = Field(
         0.85, gt=0, lt=1, description="share of free GPU memory for weights, KV and workspaces"
     )
     kv_pool_bytes: int = Field(1 << 30, ge=1 << 16, description="budget of the context KV pool on a CPU")
     disable_radix_cache: bool = Field(False, description="do not keep prompt prefixes between waves")
     disable_cuda_graph: bool = Field(False, description="launch decode steps one by one (for debugging)")
-    enable_fused_rms_fp8: bool = Field(
-        True, description="fuse RMSNorm with the FP8 quantisation of its output"
-    )
-    enable_fused_silu_fp8: bool = Field(
-        True, description="fuse SiLU x up with the FP8 quantisation of its output"
-    )
+    enable_fused_rms_fp8: bool = Field(True, description="fuse RMSNorm with the FP8 quantisation of its output")
+    enable_fused_silu_fp8: bool = Field(True, description="fuse SiLU x up with the FP8 quantisation of its output")
     enable_fused_qk_rope_kv: bool = Field(True, description="fuse QK-norm, RoPE and the KV store")
+    queue_size: int = Field(1024, ge=1, description="requests that wait for a wave; more are refused")
     dense_trie_cells: int = Field(
         1 << 20, ge=0, description="trie levels with at most this many cells are dense, the others CSR"
     )
     record_ledger: bool = Field(False, description="record a digest of every step's inputs on the device")
-    invariance_check: bool = Field(
-        True, description="prove at start that a request's bits do not depend on its wave"
-    )
+    invariance_check: bool = Field(True, description="prove at start that a request's bits do not depend on its wave")
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -96,7 +79,7 @@ class EngineConfig(BaseModel):
     def _consistent(self) -> EngineConfig:
         if self.max_rows is not None and self.max_rows < self.max_beam_width:
             raise ValueError(
-                f"max_rows {self.max_rows} is below max_beam_width {self.max_beam_width}: no wave could hold such a request"
+                f"max_rows {self.max_rows} is below max_beam_width {self.max_beam_width}: no wave could hold that beam"
             )
         if self.quantization == "fp8" and self.dtype == "float32" and self.torch_device.type == "cuda":
             raise ValueError("quantization fp8 on a GPU needs dtype bfloat16")

@@ -34,3 +34,19 @@ class RequestError(FlashRecError):
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+
+
+class QueueFullError(FlashRecError):
+    """The scheduler's queue is full; servers answer 503 with ``Retry-After``."""
+
+
+class DeadlineError(FlashRecError):
+    """A request's deadline passed before it was answered; servers answer 504."""
+
+
+class NonFiniteError(FlashRecError):
+    """The model's scores for one request were NaN or infinite. Its wave mates are not affected."""
+
+
+class EngineFault(FlashRecError):  # noqa: N818 - a state of the engine, not a kind of bad input
+    """The engine cannot go on; every waiting request gets this, and a server ends with status 1."""

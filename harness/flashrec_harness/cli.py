@@ -169,16 +169,12 @@ def perf(
     """Measure a workload and compare it with its stored baseline."""
     from flashrec_harness.perf import suite
 
-    context = _context(
-        model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed, workload=workload
-    )
+    context = _context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed, workload=workload)
     settings = suite.PerfSettings(
         baselines=baselines_dir, beam=beam, concurrency=concurrency, reports=reports_dir, against=against
     )
     update = suite.UpdateRequest(reason, accept_wider) if update_baseline else None
-    _one_suite(
-        "perf", context, reports_dir, strict=strict, function=lambda ctx: suite.run(ctx, settings, update)
-    )
+    _one_suite("perf", context, reports_dir, strict=strict, function=lambda ctx: suite.run(ctx, settings, update))
 
 
 @app.command()
@@ -240,7 +236,7 @@ def _mount(name: str, module: str, attribute: str) -> None:
 
 
 _mount("baseline", "flashrec_harness.baseline_commands", "app")
-_mount("eval", "flashrec_harness.quality", "command")
+_mount("eval", "flashrec_harness.evaluation", "command")
 _mount("repro", "flashrec_harness.repro", "command")
 _mount("make-checkpoint", "flashrec_harness.checkpoints.cli", "app")
 

@@ -114,7 +114,7 @@ class SuiteContext:
 class SuiteFn(Protocol):
     """A suite: one call judges one checkpoint."""
 
-    def __call__(self, ctx: SuiteContext) -> list[Check]: ...
+    def __call__(self, ctx: SuiteContext, /) -> list[Check]: ...
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:

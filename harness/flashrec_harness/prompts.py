@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from flashrec.errors import CatalogError
+from flashrec.sid import Catalog, SidLayout
 
 INSTRUCTION = "Bought so far, oldest first: "
 """What the user message says before the semantic IDs. Checkpoints made here are trained with it."""
 
-SidText = Callable[[str], str]
-"""Item id to the text of its semantic ID, wrapped in begin and end tokens where the layout has them."""
-
 
 class PromptBuilder:
-    """Builds prompts for one tokenizer.
+    """Builds prompts for one checkpoint.
 
-    ``tokenizer``: a transformers fast tokenizer with a chat template. ``sid_text_of``: see :data:`SidText`;
-    it raises for an unknown item. A prompt ends where the assistant's turn starts; the begin token is the
-    engine's to append.
+    ``tokenizer``: a transformers fast tokenizer with a chat template. A history becomes a user message that
+    lists the semantic IDs, each between the layout's begin and end token. The prompt ends where the
+    assistant's turn starts; appending the begin token is the engine's part.
     """
 
-    def __init__(self, tokenizer: Any, sid_text_of: SidText) -> None:
-        self._tokenizer = tokenizer
-        self._sid_text_of = sid_text_of
+    def __init__(self, tokenizer: Any, layout: SidLayout, catalog: Catalog) -> None:
+        self.tokenizer = tokenizer
+        self._layout = layout
+        self._path = catalog.path
+        self._sids = catalog.sids
+        self._rank_of_item = ranks_by_item(catalog)
+
+    def rank(self, item: str) -> int:
+        """The item's row in ``Catalog.sids``. Raises :class:`CatalogError` for an unknown item."""
+        rank = self._rank_of_item.get(item)
+        if rank is None:
+            raise CatalogError(f"{self._path}: no item {item!r} in the catalog")
+        return rank
+
+    def sid_text(self, item: str) -> str:
+        """The wrapped semantic ID of an item. Raises :class:`CatalogError` for an unknown item."""
+        sid = self._sids[self.rank(item)].tolist()
+        return self._layout.begin_text + self._layout.text(sid) + self._layout.end_text
 
     def text(self, history: Sequence[str]) -> str:
         """The prompt's text for item ids, oldest first."""
-        content = INSTRUCTION + "".join(map(self._sid_text_of, history))
+        content = INSTRUCTION + "".join(map(self.sid_text, history))
         messages = [{"role": "user", "content": content}]
-        text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return text
 
     def prompt(self, history: Sequence[str]) -> tuple[int, ...]:
@@ -38,5 +53,14 @@ class PromptBuilder:
     def prompts(self, histories: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
         """As :meth:`prompt`, for many histories in one tokenizer call."""
         texts = [self.text(history) for history in histories]
-        encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         return [tuple(ids) for ids in encoded]
+
+
+def ranks_by_item(catalog: Catalog) -> dict[str, int]:
+    """Item id to its row in ``catalog.sids``; an item under several SIDs keeps the first."""
+    out: dict[str, int] = {}
+    for rank in range(catalog.num_sids):
+        for item in catalog.items_of(rank):
+            out.setdefault(item, rank)
+    return out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
@@ -11,95 +10,16 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sid_files import GROUPS, SPELLINGS, Groups, groups, joined, make_layout, rows, write
 
 from flashrec.errors import CatalogError
-from flashrec.sid.catalog import Catalog, load_catalog, sort_order
+from flashrec.sid.catalog import load_catalog, sort_order
 from flashrec.sid.codes import Packing
 from flashrec.sid.layout import SidLayout
 from flashrec.sid.peek import peek_depth
 
-Groups = dict[tuple[int, ...], list[str]]
 
-GROUPS: Groups = {(0, 1, 2): ["ä", "b"], (0, 3, 0): ["c"], (7, 0, 9): ["10", "日本"]}
-"""What every spelling below says: two items share a SID twice."""
-
-
-def make_layout(*sizes: int, end: bool = True) -> SidLayout:
-    """OneRec-style codebooks one behind the other, begin and end token last."""
-    stops = np.cumsum(sizes)
-    return SidLayout(
-        codebooks=tuple(
-            np.arange(stop - size, stop, dtype=np.int32) for size, stop in zip(sizes, stops, strict=True)
-        ),
-        texts=tuple(
-            tuple(f"<s_{'abcde'[level]}_{code}>" for code in range(size)) for level, size in enumerate(sizes)
-        ),
-        begin=int(stops[-1]) if end else None,
-        end=int(stops[-1]) + 1 if end else None,
-        begin_text="<|sid_begin|>" if end else "",
-        end_text="<|sid_end|>" if end else "",
-    )
-
-
-def groups(catalog: Catalog) -> Groups:
-    return {tuple(sid): list(catalog.items_of(rank)) for rank, sid in enumerate(catalog.sids.tolist())}
-
-
-def rows(of: Groups) -> list[tuple[tuple[int, ...], str]]:
-    """(SID, item) pairs, the SIDs interleaved so that reading has something to sort."""
-    pairs = [(sid, item) for sid, items in of.items() for item in items]
-    return pairs[::2] + pairs[1::2]
-
-
-def joined(sid: tuple[int, ...], prefix: str = "") -> str:
-    return "".join(f"<{prefix}{'abcde'[level]}_{code}>" for level, code in enumerate(sid))
-
-
-def table(of: Groups, separator: str, *, columns: bool = False, prefix: str = "") -> str:
-    width = len(next(iter(of)))
-    codes = [f"code_{level}" for level in range(width)] if columns else ["sid"]
-    lines = [separator.join(["title", "item_id", *codes])]
-    for sid, item in rows(of):
-        cells = list(map(str, sid)) if columns else [joined(sid, prefix)]
-        lines.append(separator.join([f"title of {item}", item, *cells]))
-    return "\n".join(lines) + "\n"
-
-
-def packed(of: Groups, base: int = 8192) -> dict[str, list[dict[str, object]]]:
-    return {
-        str((a * base + b) * base + c): [{"pid": item, "count": 3} for item in items]
-        for (a, b, c), items in of.items()
-    }
-
-
-SPELLINGS = {
-    "commas": json.dumps({",".join(map(str, sid)): items for sid, items in GROUPS.items()}),
-    "commas with an end level": json.dumps(
-        {",".join(map(str, (*sid, 1))): items for sid, items in GROUPS.items()}
-    ),
-    "index": json.dumps(
-        {item: [f"<{'abc'[i]}_{c}>" for i, c in enumerate(sid)] for sid, item in rows(GROUPS)}
-    ),
-    "index of the other family": json.dumps(
-        {item: [f"<s_{'abc'[i]}_{c}>" for i, c in enumerate(sid)] for sid, item in rows(GROUPS)}
-    ),
-    "packed": json.dumps(packed(GROUPS)),
-    "tsv": table(GROUPS, "\t"),
-    "csv": table(GROUPS, ",", prefix="s_"),
-    "tsv of codes": table(GROUPS, "\t", columns=True),
-    "csv of codes": table(GROUPS, ",", columns=True),
-}
-
-
-def write(path: Path, text: str, *, bom: bool = False, crlf: bool = False, zipped: bool = False) -> Path:
-    data = text.replace("\n", "\r\n" if crlf else "\n").encode("utf-8-sig" if bom else "utf-8")
-    path.write_bytes(gzip.compress(data) if zipped else data)
-    return path
-
-
-@pytest.mark.parametrize(
-    "wrapping", [{}, {"bom": True}, {"crlf": True}, {"zipped": True, "bom": True, "crlf": True}]
-)
+@pytest.mark.parametrize("wrapping", [{}, {"bom": True}, {"crlf": True}, {"zipped": True, "bom": True, "crlf": True}])
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_every_format_says_the_same(tmp_path: Path, spelling: str, wrapping: dict[str, bool]) -> None:
     path = write(tmp_path / "catalog", SPELLINGS[spelling], **wrapping)
@@ -162,8 +82,8 @@ def test_packed_base_and_depth_are_configurable(tmp_path: Path) -> None:
     packing = Packing(base=4, depth=2)
     assert peek_depth(path, packing=packing) == 2
     assert groups(load_catalog(path, None, packing=packing)) == {(2, 1): ["x"], (3, 3): ["y"]}
-    with pytest.raises(CatalogError, match=r"row 2: 15 is beyond 2 levels of 3 codes"):
-        load_catalog(path, None, packing=Packing(base=3, depth=2))
+    with pytest.raises(CatalogError, match=r"row 2: 15 is beyond 1 levels of 10 codes"):
+        load_catalog(path, None, packing=Packing(base=10, depth=1))
     sids = write(tmp_path / "catalog.tsv", "item_id\tsid\nx\t9\n")
     assert groups(load_catalog(sids, None, packing=packing)) == {(2, 1): ["x"]}
 

@@ -4,31 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from sid_files import codebook_tokens, make_tokenizer
 
 from flashrec.errors import LayoutError
 from flashrec.sid.layout import SidLayout, infer_layout
 
-WORDS = {f"w{index}": index for index in range(10)}
-
-
-def make_tokenizer(added: list[str]) -> PreTrainedTokenizerFast:
-    """A fast tokenizer of ten words, then ``added`` from token id 10 on, in this order."""
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(WORDS, unk_token="w0")))
-    tokenizer.add_tokens(added, special_tokens=True)
-    return tokenizer
-
-
-def onerec(sizes: tuple[int, ...], prefix: str = "s_") -> list[str]:
-    return [
-        f"<{prefix}{'abcdefgh'[level]}_{code}>" for level, size in enumerate(sizes) for code in range(size)
-    ]
-
 
 def test_onerec_family_with_begin_and_end_behind_the_codebooks() -> None:
-    layout = infer_layout(make_tokenizer([*onerec((2, 3)), "<|sid_begin|>", "<|sid_end|>"]))
+    layout = infer_layout(make_tokenizer([*codebook_tokens((2, 3)), "<|sid_begin|>", "<|sid_end|>"]))
     assert layout.depth == 2
     assert layout.sizes == (2, 3)
     assert [book.tolist() for book in layout.codebooks] == [[10, 11], [12, 13, 14]]
@@ -51,7 +34,7 @@ def test_codebooks_begin_and_end_may_stand_anywhere_in_any_order() -> None:
 
 
 def test_minionerec_family_has_no_begin_and_no_end() -> None:
-    layout = infer_layout(make_tokenizer(onerec((2, 2, 2), prefix="")))
+    layout = infer_layout(make_tokenizer(codebook_tokens((2, 2, 2), prefix="")))
     assert layout.sizes == (2, 2, 2)
     assert (layout.begin, layout.end) == (None, None)
     assert layout.text((1, 0, 1)) == "<a_1><b_0><c_1>"
@@ -59,7 +42,7 @@ def test_minionerec_family_has_no_begin_and_no_end() -> None:
 
 
 def test_text_of_codes_tokenises_to_their_token_ids() -> None:
-    tokenizer = make_tokenizer(["<|sid_begin|>", *onerec((12, 12, 12)), "<|sid_end|>"])
+    tokenizer = make_tokenizer(["<|sid_begin|>", *codebook_tokens((12, 12, 12)), "<|sid_end|>"])
     layout = infer_layout(tokenizer)
     for sid in [(0, 0, 0), (1, 11, 10), (11, 1, 0)]:
         text = layout.text(sid)
@@ -79,30 +62,30 @@ def test_text_of_codes_tokenises_to_their_token_ids() -> None:
     ],
 )
 def test_parse_says_where_a_text_goes_wrong(text: str, reason: str) -> None:
-    layout = infer_layout(make_tokenizer(onerec((2, 2))))
+    layout = infer_layout(make_tokenizer(codebook_tokens((2, 2))))
     with pytest.raises(LayoutError, match=reason):
         layout.parse(text)
 
 
 def test_a_code_out_of_range_names_level_and_code() -> None:
-    layout = infer_layout(make_tokenizer(onerec((2, 3))))
+    layout = infer_layout(make_tokenizer(codebook_tokens((2, 3))))
     with pytest.raises(LayoutError, match=r"level 1 has codes 0 to 2, not 3"):
         layout.token_ids((0, 3))
-    with pytest.raises(LayoutError, match="level 0 .* not -1"):
+    with pytest.raises(LayoutError, match=r"level 0 .* not -1"):
         layout.text((-1, 0))
     with pytest.raises(LayoutError, match=r"has 1 codes, the layout has 2 levels"):
         layout.token_ids((0,))
 
 
 def test_the_catalogs_depth_cuts_the_codebooks_and_allows_an_end_level() -> None:
-    with_end = make_tokenizer([*onerec((2, 3, 4)), "<|sid_begin|>", "<|sid_end|>"])
+    with_end = make_tokenizer([*codebook_tokens((2, 3, 4)), "<|sid_begin|>", "<|sid_end|>"])
     assert infer_layout(with_end, depth=2).sizes == (2, 3)
     assert infer_layout(with_end, depth=3).sizes == (2, 3, 4)
     assert infer_layout(with_end, depth=4).sizes == (2, 3, 4)
     with pytest.raises(LayoutError, match=r"5 levels, but the tokenizer has 3 codebooks: 10:18/2,3,4"):
         infer_layout(with_end, depth=5)
     with pytest.raises(LayoutError, match="4 levels, but the tokenizer has 3 codebooks"):
-        infer_layout(make_tokenizer(onerec((2, 3, 4))), depth=4)
+        infer_layout(make_tokenizer(codebook_tokens((2, 3, 4))), depth=4)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +93,7 @@ def test_the_catalogs_depth_cuts_the_codebooks_and_allows_an_end_level() -> None
     [
         ([], "no codebook among its added tokens"),
         (["<|sid_begin|>", "<|sid_end|>"], "no codebook among its added tokens"),
-        (["<s_a_0>", "<s_a_2>"], "code 1 is missing"),
+        (["<s_a_0>", "<s_a_2>"], "2 tokens, but not code 1"),
         (["<s_a_0>", "<s_c_0>"], "'b' is missing"),
         (["<a_0>", "<s_a_0>"], "two families of codebooks, 11:11/1 and 10:10/1"),
     ],
@@ -122,7 +105,7 @@ def test_a_tokenizer_without_whole_codebooks_is_refused(added: list[str], reason
 
 
 def test_sid_override_that_agrees() -> None:
-    tokenizer = make_tokenizer([*onerec((2, 3)), "<|sid_begin|>", "<|sid_end|>"])
+    tokenizer = make_tokenizer([*codebook_tokens((2, 3)), "<|sid_begin|>", "<|sid_end|>"])
     inferred = infer_layout(tokenizer)
     for override in ("10:14/2,3", " 10:14/2,3 ", "10:16/2,3,2"):
         layout = infer_layout(tokenizer, override=override)
@@ -157,7 +140,7 @@ def test_sid_override_names_codebooks_of_an_unknown_family() -> None:
     ],
 )
 def test_sid_override_that_contradicts_shows_both(override: str, reason: str) -> None:
-    tokenizer = make_tokenizer([*onerec((2, 3)), "<|sid_begin|>", "<|sid_end|>"])
+    tokenizer = make_tokenizer([*codebook_tokens((2, 3)), "<|sid_begin|>", "<|sid_end|>"])
     with pytest.raises(LayoutError, match=reason) as caught:
         infer_layout(tokenizer, override=override)
     assert "\n" not in str(caught.value)
@@ -170,7 +153,7 @@ def test_sid_override_shows_codebooks_that_are_not_contiguous() -> None:
 
 
 def test_sid_override_must_have_the_catalogs_depth() -> None:
-    tokenizer = make_tokenizer(onerec((2, 3)))
+    tokenizer = make_tokenizer(codebook_tokens((2, 3)))
     with pytest.raises(LayoutError, match=r"catalog: 1 levels, but --sid names 2 codebooks: 10:14/2,3"):
         infer_layout(tokenizer, override="10:14/2,3", depth=1)
 

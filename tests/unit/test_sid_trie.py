@@ -56,9 +56,7 @@ def test_dense_and_csr_are_the_same_tree(catalog: Sids) -> None:
         assert table.shape == (trie.num_nodes(level), size)
         children = prefixes(sids, level + 1)
         for node, prefix in enumerate(prefixes(sids, level)):
-            expected = [
-                children.index((*prefix, code)) if (*prefix, code) in children else -1 for code in range(size)
-            ]
+            expected = [children.index((*prefix, code)) if (*prefix, code) in children else -1 for code in range(size)]
             assert table[node].tolist() == expected
 
 
@@ -113,9 +111,7 @@ def test_device_bytes_counts_each_array_once() -> None:
         ([[0, 0]], (2, 2, 2), "1 SIDs of depth 2 for 3 codebooks"),
     ],
 )
-def test_what_is_not_a_sorted_set_is_refused(
-    sids: list[list[int]], sizes: tuple[int, ...], reason: str
-) -> None:
+def test_what_is_not_a_sorted_set_is_refused(sids: list[list[int]], sizes: tuple[int, ...], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         build_trie(np.array(sids, dtype=np.int32), sizes)
 

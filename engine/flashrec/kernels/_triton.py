@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+__all__ = ["MODE", "TritonMode", "ceil_div", "jit", "next_power_of_2", "tl"]
+
 _SWITCH = "TRITON_INTERPRET"
 
 
@@ -58,7 +60,7 @@ def _accept_scalar_bounds() -> None:
     Triton 3.6's interpreter holds a scalar as an array of one element and calls ``int`` on it, which NumPy
     has refused since 2.4.
     """
-    interpreter = importlib.import_module("triton.runtime.interpreter")
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     patch_tensor = interpreter._patch_lang_tensor
 
     def patch_tensor_and_index(tensor: Any, scope: Any) -> None:

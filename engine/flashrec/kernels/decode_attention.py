@@ -16,7 +16,7 @@ from flashrec.kernels.paged_attention import (
     scatter_rows,
     unfold_heads,
 )
-from flashrec.kernels.quantize import quant_per_token
+from flashrec.kernels.quantize import quant_per_token, wide
 from flashrec.kernels.tiles import RowTiles
 
 
@@ -40,8 +40,8 @@ def shared_prefix_attention(
     """Attention of ``q[rows, hq, d]`` over each row's context and its own beam path.
 
     ``k_cache``, ``v_cache`` [num_slots, hk, d]; ``page_table`` int32 [R, max_pages] of pages of ``page_size``
-    slots; ``ctx_len`` int32 [R]; ``tiles`` as :func:`flashrec.kernels.tiles.row_tiles` cuts them, with at most
-    ``tile_rows`` rows each. The K/V of decode step ``j < step`` of a row stand in slot
+    slots; ``ctx_len`` int32 [R]; ``tiles`` as :func:`flashrec.kernels.tiles.row_tiles` cuts them, of at most
+    ``tile_rows`` rows. The K/V of decode step ``j < step`` of a row stand in slot
     ``beam_base + j * beam_capacity + ancestors[j, row]`` (``ancestors`` int32 [>= step, >= rows]).
     ``scale`` multiplies the logits; ``k_scale`` and ``v_scale`` belong to an FP8 cache. Returns
     [rows, hq, d] in ``q.dtype``; a row that no tile covers is unspecified.
@@ -53,7 +53,7 @@ def shared_prefix_attention(
     state = context_state(
         q_tiles, k_cache, v_cache, page_table, page_size, tiles, ctx_len, None, scale, k_scale, v_scale
     )
-    folded = fold_heads(q_tiles, num_kv_heads).float()
+    folded = wide(fold_heads(q_tiles, num_kv_heads))
     group = folded.shape[1] // tile_rows
     for j in range(step):
         slots = beam_base + j * beam_capacity + ancestors[j].long()[rows]
@@ -81,7 +81,7 @@ def shared_prefix_attention_quant(
     k_scale: float,
     v_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`shared_prefix_attention`, then per-token FP8: (codes e4m3fn [rows, hq * d], scale f32 [rows, 1])."""
+    """:func:`shared_prefix_attention`, then per-token FP8: (codes [rows, hq * d], scale f32 [rows, 1])."""
     out = shared_prefix_attention(
         q,
         k_cache,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from flashrec.kernels.quantize import wide
+
 CPU_ROW_MULTIPLE = 16
 """On a CPU, float32 matmul rows differ in their last bits with M below about 12 and are identical above
 (torch 2.13, one and two threads): padding M to this multiple makes a row's bits independent of its batch."""
@@ -32,9 +34,9 @@ def linear_fp8(
 ) -> torch.Tensor:
     """W8A8 product of dequantised operands, in float32, rounded once to ``out_dtype``.
 
-    ``x_fp8`` e4m3fn [T, in] with ``x_scale`` f32 [T, 1]; ``w_fp8`` e4m3fn [out, in] with ``w_scale`` f32 [out].
+    ``x_fp8`` e4m3fn [T, in] with ``x_scale`` f32 [T, 1]; ``w_fp8`` e4m3fn [out, in], ``w_scale`` f32 [out].
     """
-    return (_product(x_fp8.float(), w_fp8.float()) * x_scale * w_scale).to(out_dtype)
+    return (_product(wide(x_fp8), wide(w_fp8)) * x_scale * w_scale).to(out_dtype)
 
 
 def configure_cublas() -> None:
@@ -44,7 +46,7 @@ def configure_cublas() -> None:
     with the default library they differed at M <= 128.
     """
     torch.backends.cuda.preferred_blas_library("cublaslt")
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)  # type: ignore[assignment]
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
 
 
 CUBLAS_MIN_ROWS = 8

@@ -11,10 +11,19 @@ import torch
 from flashrec.errors import ConfigError
 from flashrec.kernels._triton import MODE, TritonMode
 from flashrec.kernels.linear import configure_cublas
-from flashrec.kernels.registry import CUBLAS, REGISTRY, ROPE_STORE, SCALED_MM, TRITON, TWO_PASSES, Kernel
+from flashrec.kernels.registry import CUBLAS, REGISTRY, SCALED_MM, TRITON, Kernel
 from flashrec.kernels.split_gemm import SplitGemm
 
 TORCH = "torch"
+UNUSED = "unused"
+FP8_OPERATIONS = (
+    "add_rms_norm_quant",
+    "silu_mul_quant",
+    "quant_per_token",
+    "linear_fp8",
+    "linear_fp8_decode",
+    "shared_prefix_attention_quant",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +68,7 @@ class Ops:
 def select_ops(
     device: torch.device,
     dtype: torch.dtype,
+    quantization: Literal["none", "fp8"] = "none",
     *,
     kernels: Literal["auto", "torch"] = "auto",
     enable_fused_rms_fp8: bool = True,
@@ -67,24 +77,38 @@ def select_ops(
 ) -> Ops:
     """Chooses every operation's implementation for a device, an activation dtype and the switches (SPEC M7).
 
-    Raises :class:`ConfigError` on a GPU where Triton is missing and ``kernels`` does not ask for PyTorch.
+    The layers leave a fused operation alone when its switch is off; here that is only recorded. Raises
+    :class:`ConfigError` on a GPU where Triton is missing and ``kernels`` does not ask for PyTorch.
     """
     if device.type != "cuda":
-        return _reference_ops(f"device {device.type} runs the plain PyTorch references")
-    if kernels == "torch":
+        callables, choices = _references(f"device {device.type} runs the plain PyTorch references")
+    elif kernels == "torch":
         configure_cublas()
-        return _reference_ops("kernels=torch was asked for")
-    if MODE is not TritonMode.DEVICE:
+        callables, choices = _references("kernels=torch was asked for")
+    elif MODE is TritonMode.DEVICE:
+        callables, choices = _device_kernels(device, dtype)
+    else:
         raise ConfigError(
-            f"kernels: Triton is {MODE.value} in this process; install flashrec[gpu], or ask for kernels=torch"
+            f"kernels: Triton is {MODE.value} here; install flashrec[gpu], or ask for kernels=torch"
         )
+    off = {
+        "enable_fused_rms_fp8 is off": () if enable_fused_rms_fp8 else ("add_rms_norm_quant",),
+        "enable_fused_silu_fp8 is off": () if enable_fused_silu_fp8 else ("silu_mul_quant",),
+        "enable_fused_qk_rope_kv is off": () if enable_fused_qk_rope_kv else ("qk_norm_rope_store",),
+        "the model is not FP8": () if quantization == "fp8" else FP8_OPERATIONS,
+    }
+    unused = {name: Choice(UNUSED, reason) for reason, names in off.items() for name in names}
+    return Ops(**callables, choices=choices | unused)
+
+
+def _references(reason: str) -> tuple[dict[str, Kernel], dict[str, Choice]]:
+    callables = {name: spec.reference for name, spec in REGISTRY.items()}
+    callables |= {"linear_decode": callables["linear"], "linear_fp8_decode": callables["linear_fp8"]}
+    return callables, {name: Choice(TORCH, reason) for name in callables}
+
+
+def _device_kernels(device: torch.device, dtype: torch.dtype) -> tuple[dict[str, Kernel], dict[str, Choice]]:
     choices = {name: Choice(TRITON, "a GPU with Triton") for name in REGISTRY}
-    if not enable_fused_rms_fp8:
-        choices["add_rms_norm_quant"] = Choice(TWO_PASSES, "enable_fused_rms_fp8 is off")
-    if not enable_fused_silu_fp8:
-        choices["silu_mul_quant"] = Choice(TWO_PASSES, "enable_fused_silu_fp8 is off")
-    if not enable_fused_qk_rope_kv:
-        choices["qk_norm_rope_store"] = Choice(ROPE_STORE, "enable_fused_qk_rope_kv is off")
     if dtype == torch.bfloat16:
         configure_cublas()
         choices["linear"] = Choice(CUBLAS, "many rows; split-K off")
@@ -94,10 +118,4 @@ def select_ops(
     decode = Choice(TRITON, "few rows, and the same bits at every number of rows")
     choices |= {"linear_decode": decode, "linear_fp8_decode": decode}
     callables |= {"linear_decode": products.linear, "linear_fp8_decode": products.linear_fp8}
-    return Ops(**callables, choices=choices)
-
-
-def _reference_ops(reason: str) -> Ops:
-    callables = {name: spec.reference for name, spec in REGISTRY.items()}
-    callables |= {"linear_decode": callables["linear"], "linear_fp8_decode": callables["linear_fp8"]}
-    return Ops(**callables, choices={name: Choice(TORCH, reason) for name in callables})
+    return callables, choices

@@ -1,13 +1,14 @@
 """Tile attention over the paged pool in plain PyTorch: the arithmetic that both attention references share.
 
-K and V are read in tiles of a fixed size, in order, with an online softmax. A tile that is wholly masked for a
-row leaves that row's state untouched bit for bit, so a row's result depends on its own K and V alone.
+K and V are read in tiles of a fixed size, in order, with an online softmax. A tile that is wholly masked for
+a row leaves that row's state untouched bit for bit, so a row's result depends on its own K and V alone.
 """
 
 from __future__ import annotations
 
 import torch
 
+from flashrec.kernels.quantize import wide
 from flashrec.kernels.tiles import RowTiles
 
 KV_TILE = 64
@@ -15,12 +16,13 @@ KV_TILE = 64
 
 
 class SoftmaxState:
-    """Running maximum, sum of exponentials and weighted sum of V for ``[batch, rows]`` queries, float32."""
+    """Running maximum, sum of exponentials and weighted sum of V for ``[batch, rows]`` queries."""
 
-    def __init__(self, batch: int, rows: int, head_dim: int, device: torch.device) -> None:
-        self.maximum = torch.full((batch, rows, 1), -torch.inf, device=device)
-        self.total = torch.zeros((batch, rows, 1), device=device)
-        self.weighted = torch.zeros((batch, rows, head_dim), device=device)
+    def __init__(self, queries: torch.Tensor) -> None:
+        """For ``queries[batch, rows, head_dim]``, in their dtype and on their device."""
+        self.maximum = torch.full_like(queries[..., :1], -torch.inf)
+        self.total = torch.zeros_like(self.maximum)
+        self.weighted = torch.zeros_like(queries)
 
     def update(self, logits: torch.Tensor, v: torch.Tensor) -> None:
         """Folds in ``logits[batch, rows, kv]`` (-inf where masked) with ``v[batch, kv, head_dim]``."""
@@ -76,11 +78,11 @@ def scatter_rows(
 
 
 def read_kv_tile(cache: torch.Tensor, slots: torch.Tensor, valid: torch.Tensor, scale: float) -> torch.Tensor:
-    """``cache[num_slots, hk, d]`` at ``slots[batch, kv]``: [batch * hk, kv, d] in float32.
+    """``cache[num_slots, hk, d]`` at ``slots[batch, kv]``: [batch * hk, kv, d], wide.
 
-    Invalid slots read as zero. FP8 is multiplied by ``scale`` after the product in a kernel; here before.
+    Invalid slots read as zero. An FP8 value is multiplied by ``scale``.
     """
-    values = cache[torch.where(valid, slots, 0)].float()
+    values = wide(cache[torch.where(valid, slots, 0)])
     if cache.dtype.itemsize == 1:
         values = values * scale
     return values.masked_fill(~valid[..., None, None], 0.0).transpose(1, 2).flatten(0, 1)
@@ -105,11 +107,11 @@ def context_state(
     (int [tiles, rows]), before its own limit: causal attention. The number of K/V tiles comes from
     ``page_table[R, max_pages]``'s width, never from a tensor's value.
     """
-    num_tiles, rows, heads, dim = q.shape
+    rows, heads = q.shape[1:3]
     num_kv_heads = k_cache.shape[1]
     group = heads // num_kv_heads
-    folded = fold_heads(q, num_kv_heads).float()
-    state = SoftmaxState(folded.shape[0], folded.shape[1], dim, q.device)
+    folded = wide(fold_heads(q, num_kv_heads))
+    state = SoftmaxState(folded)
     pages = page_table[tiles.request.long()].long()
     lengths = kv_len[tiles.request.long()].unsqueeze(1)
     for start in range(0, page_table.shape[1] * page_size, KV_TILE):

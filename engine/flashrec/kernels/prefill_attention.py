@@ -26,8 +26,8 @@ def paged_prefill_attention(
 ) -> torch.Tensor:
     """Causal attention of ``q[T, hq, d]``, whose K and V already stand in the pool.
 
-    Row ``t`` sees the pool tokens of its request at positions ``<= positions[t]`` (int32 or int64 [T], counted
-    from the request's first token, cached prefix included) and ``< kv_len[request]``. Rows of a request
+    Row ``t`` sees the pool tokens of its request at positions ``<= positions[t]`` (int [T], counted from
+    the request's first token, cached prefix included) and ``< kv_len[request]``. Rows of a request
     ascend. Other arguments as in :func:`flashrec.kernels.decode_attention.shared_prefix_attention`. Returns
     [T, hq, d] in ``q.dtype``; a row that no tile covers is unspecified.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashrec.kernels._triton import ceil_div, jit, next_power_of_2, tl
-from flashrec.kernels.quantize import FP8_MAX
+from flashrec.kernels.quantize import FP8_MAX, wide
 from flashrec.kernels.rms_norm import rms_norm
 
 HEADS_PER_PROGRAM = 8
@@ -18,7 +18,7 @@ def rotate(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor) -> t
     ``cos_sin`` is float32 [max_position, d]: d/2 cosines, then d/2 sines. Rotates in float32, rounds once.
     """
     cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)
-    first, second = x.float().chunk(2, dim=-1)
+    first, second = wide(x).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
@@ -29,7 +29,7 @@ def store_rows(cache: torch.Tensor, slots: torch.Tensor, values: torch.Tensor, s
     """
     rows = slots.long()
     if cache.dtype.itemsize == 1:
-        codes = (values.float() * (1.0 / scale)).clamp(-FP8_MAX, FP8_MAX).to(cache.dtype)
+        codes = (wide(values) * (1.0 / scale)).clamp(-FP8_MAX, FP8_MAX).to(cache.dtype)
         cache.view(torch.uint8)[rows] = codes.view(torch.uint8)
     else:
         cache[rows] = values.to(cache.dtype)
@@ -192,42 +192,3 @@ def qk_norm_rope_store_triton(
             num_warps=2,
         )
     return q
-
-
-def norm_then_rope_store_triton(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    cos_sin: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k_scale: float,
-    v_scale: float,
-    num_q_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-) -> torch.Tensor:
-    """The rung between fused and plain (SPEC M7): QK-norm in plain PyTorch, then RoPE and store in one pass."""
-    if q_weight is not None and k_weight is not None:
-        heads = qkv.unflatten(-1, (num_q_heads + 2 * num_kv_heads, head_dim))
-        q, k, v = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
-        qkv = torch.cat((rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps), v), dim=1).flatten(1)
-    return qk_norm_rope_store_triton(
-        qkv,
-        positions,
-        slots,
-        None,
-        None,
-        eps,
-        cos_sin,
-        k_cache,
-        v_cache,
-        k_scale,
-        v_scale,
-        num_q_heads,
-        num_kv_heads,
-        head_dim,
-    )

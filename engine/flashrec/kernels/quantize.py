@@ -12,15 +12,20 @@ ABSMAX_FLOOR = 1e-10
 """A row below this is quantised as if it reached it, so that an all-zero row has a finite scale."""
 
 
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """``x`` in float32, or as it is in float64: references run in both."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def quantize_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantises each row of ``values[R, C]`` by its largest magnitude.
 
     ``scale = absmax / 448``; the codes are ``values * (1 / scale)``, with the one division a row in IEEE
     float32 so that a device kernel can reach the same codes. Returns (codes e4m3fn [R, C], scale f32 [R]).
     """
-    wide = values.float()
-    scale = wide.abs().amax(dim=-1).clamp(min=ABSMAX_FLOOR) / FP8_MAX
-    codes = (wide * scale.reciprocal().unsqueeze(-1)).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+    exact = wide(values)
+    scale = exact.abs().amax(dim=-1).clamp(min=ABSMAX_FLOOR) / FP8_MAX
+    codes = (exact * scale.reciprocal().unsqueeze(-1)).clamp(-FP8_MAX, FP8_MAX).to(FP8)
     return codes, scale
 
 

@@ -1,4 +1,4 @@
-"""Every device kernel with its plain PyTorch reference: what the ``kernel`` suite walks, and what layers run."""
+"""Every device kernel with its plain PyTorch reference: what the ``kernel`` suite walks and layers run."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ class KernelSpec:
 
 
 TRITON = "triton"
-TWO_PASSES = "triton, two passes"
-ROPE_STORE = "torch norm, triton rope and store"
 CUBLAS = "cublaslt"
 SCALED_MM = "torch._scaled_mm"
 
@@ -59,25 +57,14 @@ def _spec(reference: Kernel, tolerance: Tolerance, implementations: Mapping[str,
 _SPECS = (
     _spec(rms_norm.rms_norm, Tolerance.MEASURED, {TRITON: rms_norm.rms_norm_triton}),
     _spec(rms_norm.add_rms_norm, Tolerance.MEASURED, {TRITON: rms_norm.add_rms_norm_triton}),
-    _spec(
-        rms_norm.add_rms_norm_quant,
-        Tolerance.CODES,
-        {TRITON: rms_norm.add_rms_norm_quant_triton, TWO_PASSES: rms_norm.add_rms_norm_then_quant_triton},
-    ),
+    _spec(rms_norm.add_rms_norm_quant, Tolerance.CODES, {TRITON: rms_norm.add_rms_norm_quant_triton}),
     _spec(silu_mul.silu_mul, Tolerance.MEASURED, {TRITON: silu_mul.silu_mul_triton}),
-    _spec(
-        silu_mul.silu_mul_quant,
-        Tolerance.CODES,
-        {TRITON: silu_mul.silu_mul_quant_triton, TWO_PASSES: silu_mul.silu_mul_then_quant_triton},
-    ),
+    _spec(silu_mul.silu_mul_quant, Tolerance.CODES, {TRITON: silu_mul.silu_mul_quant_triton}),
     _spec(quantize.quant_per_token, Tolerance.CODES, {TRITON: quantize.quant_per_token_triton}),
     _spec(
         qk_norm_rope_store.qk_norm_rope_store,
         Tolerance.MEASURED,
-        {
-            TRITON: qk_norm_rope_store.qk_norm_rope_store_triton,
-            ROPE_STORE: qk_norm_rope_store.norm_then_rope_store_triton,
-        },
+        {TRITON: qk_norm_rope_store.qk_norm_rope_store_triton},
     ),
     _spec(
         linear.linear, Tolerance.MEASURED, {TRITON: split_gemm.linear_triton, CUBLAS: linear.linear_cublas}

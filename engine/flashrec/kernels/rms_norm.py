@@ -9,9 +9,9 @@ from flashrec.kernels.quantize import (
     ABSMAX_FLOOR,
     empty_codes,
     quant_per_token,
-    quant_per_token_triton,
     row_warps,
     store_row_fp8,
+    wide,
 )
 
 
@@ -20,9 +20,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     Rounds as Hugging Face's ``Qwen3RMSNorm`` does: float32 inside, cast to ``x.dtype``, times ``weight``.
     """
-    wide = x.float()
-    inverse = torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + eps)
-    return (wide * inverse).to(x.dtype) * weight
+    exact = wide(x)
+    inverse = torch.rsqrt(exact.pow(2).mean(dim=-1, keepdim=True) + eps)
+    return (exact * inverse).to(x.dtype) * weight
 
 
 def add_rms_norm(
@@ -62,7 +62,7 @@ def _rms_norm_kernel(
     HAS_RESIDUAL: tl.constexpr,
     QUANTIZE: tl.constexpr,
 ) -> None:
-    """One row a program. ``x``, ``residual`` [T, size] by row stride; ``out``, ``summed`` [T, size] contiguous.
+    """One row a program. ``x``, ``residual`` [T, size] by row stride; ``out``, ``summed`` contiguous.
 
     ``out`` holds FP8 codes with ``scale[T]`` when ``QUANTIZE``; ``summed`` is written when ``HAS_RESIDUAL``.
     """
@@ -139,13 +139,4 @@ def add_rms_norm_quant_triton(
     """:func:`add_rms_norm_quant` in one pass."""
     codes, scale = empty_codes(x, x.shape[1])
     summed = _launch(x, residual, weight, eps, codes, scale)
-    return codes, scale, summed
-
-
-def add_rms_norm_then_quant_triton(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`add_rms_norm_quant` in two passes: what runs with ``enable_fused_rms_fp8`` off."""
-    normed, summed = add_rms_norm_triton(x, residual, weight, eps)
-    codes, scale = quant_per_token_triton(normed)
     return codes, scale, summed

@@ -6,14 +6,7 @@ import torch
 from torch.nn import functional
 
 from flashrec.kernels._triton import jit, next_power_of_2, tl
-from flashrec.kernels.quantize import (
-    ABSMAX_FLOOR,
-    empty_codes,
-    quant_per_token,
-    quant_per_token_triton,
-    row_warps,
-    store_row_fp8,
-)
+from flashrec.kernels.quantize import ABSMAX_FLOOR, empty_codes, quant_per_token, row_warps, store_row_fp8
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -38,7 +31,7 @@ def _silu_mul_kernel(
     BLOCK: tl.constexpr,
     QUANTIZE: tl.constexpr,
 ) -> None:
-    """One row a program: ``gate_up[T, 2 * size]`` by row stride to ``out[T, size]`` (codes with ``scale[T]``)."""
+    """One row a program: ``gate_up[T, 2 * size]`` by row stride to ``out[T, size]``, or codes and scale."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
@@ -84,8 +77,3 @@ def silu_mul_quant_triton(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     codes, scale = empty_codes(gate_up, gate_up.shape[1] // 2)
     _launch(gate_up, codes, scale)
     return codes, scale
-
-
-def silu_mul_then_quant_triton(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`silu_mul_quant` in two passes: what runs with ``enable_fused_silu_fp8`` off."""
-    return quant_per_token_triton(silu_mul_triton(gate_up))

@@ -37,9 +37,7 @@ class KVPool:
 
     def __post_init__(self) -> None:
         if self.num_pages < 2:
-            raise ConfigError(
-                f"kv_pool_tokens: {self.num_pages} pages of {self.page_size} tokens hold no prompt"
-            )
+            raise ConfigError(f"kv_pool_tokens: {self.num_pages} pages of {self.page_size} tokens hold no prompt")
         self._free = list(range(self.num_pages - 1, SCRATCH_PAGE, -1))
 
     @classmethod

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flashrec.kvcache.pool import KVPool
 
@@ -64,7 +65,7 @@ class RadixCache:
         """Pages the tree holds, read or not."""
         return self._size
 
-    def page_keys(self, tokens: Sequence[int]) -> list[bytes]:
+    def page_keys(self, tokens: NDArray[np.int32]) -> list[bytes]:
         """The keys of the whole pages of a prompt that a hit may cover: all but those with its last token.
 
         The last token is always computed, since its hidden state starts the search.
@@ -73,9 +74,10 @@ class RadixCache:
         raw = np.asarray(tokens, dtype="<i4").tobytes()
         return [raw[4 * size * i : 4 * size * (i + 1)] for i in range((len(tokens) - 1) // size)]
 
-    def match(self, tokens: Sequence[int]) -> list[PageNode]:
+    def match(self, tokens: NDArray[np.int32]) -> list[PageNode]:
         """The longest cached path that spells a prefix of ``tokens``; does not lock or count it."""
-        node, path = self._root, []
+        node = self._root
+        path: list[PageNode] = []
         if not self.enabled:
             return path
         for key in self.page_keys(tokens):
@@ -100,7 +102,7 @@ class RadixCache:
             node.readers -= 1
             self._read -= node.readers == 0
 
-    def insert(self, tokens: Sequence[int], pages: Sequence[int]) -> list[int]:
+    def insert(self, tokens: NDArray[np.int32], pages: Sequence[int]) -> list[int]:
         """Keep the whole pages of a prefilled prompt; returns the pages that the tree did not take.
 
         ``pages`` are the prompt's pages in order. A page whose content is cached already, under another

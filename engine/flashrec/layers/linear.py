@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from flashrec.batch import Activation, Quantized
-from flashrec.kernels.quantize import quantize_weight
 from flashrec.kernels.ops import Ops
+from flashrec.kernels.quantize import quantize_weight
 from flashrec.layers.weight import Store, WeightTarget
 
 
@@ -37,13 +37,15 @@ class Linear:
 
     def __call__(self, x: Activation, ops: Ops) -> torch.Tensor:
         """From [T, in], plain or already quantised, to [T, out] in ``dtype``."""
-        if self.weight_scale is None:
-            if isinstance(x, Quantized):
-                raise TypeError("an FP8 activation reached a projection whose weight is not FP8")
-            return ops.linear(x, self.weight)
-        if not isinstance(x, Quantized):
-            x = Quantized(*ops.quant_per_token(x))
-        return ops.linear_fp8(x.values, x.scale, self.weight, self.weight_scale, self.dtype)
+        product: torch.Tensor
+        if self.weight_scale is not None:
+            values, scale = x if isinstance(x, Quantized) else ops.quant_per_token(x)
+            product = ops.linear_fp8(values, scale, self.weight, self.weight_scale, self.dtype)
+        elif isinstance(x, Quantized):
+            raise TypeError("an FP8 activation reached a projection whose weight is not FP8")
+        else:
+            product = ops.linear(x, self.weight)
+        return product
 
     def targets(self, prefix: str, *, scales_in_checkpoint: bool) -> Iterator[WeightTarget]:
         """Where each checkpoint tensor ``<prefix><part>.weight`` (and its scale) goes."""

@@ -18,9 +18,7 @@ class SwiGLU:
     def __init__(
         self, hidden: int, inter: int, *, dtype: torch.dtype, device: torch.device, fp8: bool, quantize: bool
     ) -> None:
-        self.gate_up = Linear(
-            (("gate_proj", inter), ("up_proj", inter)), hidden, dtype=dtype, device=device, fp8=fp8
-        )
+        self.gate_up = Linear((("gate_proj", inter), ("up_proj", inter)), hidden, dtype=dtype, device=device, fp8=fp8)
         self.down = Linear((("down_proj", hidden),), inter, dtype=dtype, device=device, fp8=fp8)
         self.quantize = quantize
 

@@ -24,14 +24,13 @@ class RMSNorm:
         self.eps = eps
         self.quantize = quantize
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, ops: Ops
-    ) -> tuple[Activation, torch.Tensor]:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None, ops: Ops) -> tuple[Activation, torch.Tensor]:
         """``x`` and ``residual`` [T, H]; ``None`` starts the residual stream with ``x``."""
         if self.quantize:
             values, scale, residual = ops.add_rms_norm_quant(x, residual, self.weight, self.eps)
             return Quantized(values, scale), residual
-        return ops.add_rms_norm(x, residual, self.weight, self.eps)
+        normed, residual = ops.add_rms_norm(x, residual, self.weight, self.eps)
+        return normed, residual
 
     def targets(self, name: str) -> Iterator[WeightTarget]:
         yield WeightTarget(f"{name}.weight", tuple(self.weight.shape), self.weight.copy_)

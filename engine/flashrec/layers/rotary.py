@@ -65,7 +65,7 @@ class RotaryStore:
         batch: ForwardBatch,
     ) -> torch.Tensor:
         pool = self.pool
-        return batch.ops.qk_norm_rope_store(
+        q: torch.Tensor = batch.ops.qk_norm_rope_store(
             qkv,
             batch.positions,
             batch.slots,
@@ -81,10 +81,12 @@ class RotaryStore:
             pool.num_kv_heads,
             pool.head_dim,
         )
+        return q
 
     def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
         heads = self.num_heads, self.pool.num_kv_heads, self.pool.num_kv_heads
-        return qkv.view(qkv.shape[0], -1, self.pool.head_dim).split(heads, dim=1)
+        q, k, v = qkv.view(qkv.shape[0], -1, self.pool.head_dim).split(heads, dim=1)
+        return q, k, v
 
     def _norm_heads(self, qkv: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor) -> torch.Tensor:
         q, k, v = self._split(qkv)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypedDict
 
 import torch
 
@@ -15,6 +15,13 @@ from flashrec.kvcache.pool import KVPool
 from flashrec.layers.rotary import RopeRung
 from flashrec.layers.weight import WeightTarget
 from flashrec.models.config import ModelConfig, RawConfig
+
+
+class Placement(TypedDict):
+    """Keyword arguments that every layer's constructor takes."""
+
+    dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass(frozen=True, slots=True)

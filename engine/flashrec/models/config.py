@@ -63,9 +63,7 @@ def refuse_unsupported(raw: RawConfig, architecture: str) -> None:
     """
 
     def refuse(field: str, value: object, why: str) -> None:
-        raise UnsupportedModelError(
-            f"config.json: {field} = {value!r} is not supported for {architecture}: {why}"
-        )
+        raise UnsupportedModelError(f"config.json: {field} = {value!r} is not supported for {architecture}: {why}")
 
     rope = raw.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -74,9 +72,7 @@ def refuse_unsupported(raw: RawConfig, architecture: str) -> None:
     kind = (raw.get("rope_parameters") or {}).get("rope_type", "default")
     if kind != "default":
         refuse("rope_parameters.rope_type", kind, "only the default rotary embedding is implemented")
-    factor = (raw.get("rope_parameters") or {}).get(
-        "partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)
-    )
+    factor = (raw.get("rope_parameters") or {}).get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     if factor != 1.0:
         refuse("partial_rotary_factor", factor, "the rotary embedding covers whole heads")
     if raw.get("use_sliding_window") and raw.get("sliding_window") is not None:

@@ -17,7 +17,7 @@ from flashrec.layers.mlp import SwiGLU
 from flashrec.layers.norm import RMSNorm
 from flashrec.layers.rotary import RotaryStore, rope_table
 from flashrec.layers.weight import WeightTarget
-from flashrec.models.base import CausalLM, ModelOptions
+from flashrec.models.base import CausalLM, ModelOptions, Placement
 from flashrec.models.config import (
     ModelConfig,
     RawConfig,
@@ -35,7 +35,7 @@ class Qwen3Attention:
         kv_size = config.num_kv_heads * config.head_dim
         q_size = config.num_heads * config.head_dim
         parts = (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size))
-        kind = {"dtype": options.dtype, "device": options.device}
+        kind: Placement = {"dtype": options.dtype, "device": options.device}
         self.qkv_proj = Linear(parts, config.hidden_size, **kind, fp8=options.fp8)
         self.o_proj = Linear((("o_proj", config.hidden_size),), q_size, **kind, fp8=options.fp8)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, **kind)
@@ -60,7 +60,7 @@ class Qwen3Layer:
     """Norm, attention, norm, feed-forward; the residual stream stays apart (SPEC M6)."""
 
     def __init__(self, config: ModelConfig, options: ModelOptions, layer: int, rotary: RotaryStore) -> None:
-        kind = {"dtype": options.dtype, "device": options.device}
+        kind: Placement = {"dtype": options.dtype, "device": options.device}
         quantize = options.fp8 and options.fused_rms_fp8
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **kind, quantize=quantize)
         self.attention = Qwen3Attention(config, options, layer, rotary)
@@ -99,9 +99,7 @@ class Qwen3ForCausalLM(CausalLM):
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = torch.empty(shape, dtype=options.dtype, device=options.device)
         self.layers = [Qwen3Layer(config, options, index, rotary) for index in range(config.num_layers)]
-        self.norm = RMSNorm(
-            config.hidden_size, config.rms_norm_eps, dtype=options.dtype, device=options.device
-        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=options.dtype, device=options.device)
         self.head = self.embedding if config.tie_word_embeddings else torch.empty_like(self.embedding)
 
     @classmethod
@@ -109,7 +107,7 @@ class Qwen3ForCausalLM(CausalLM):
         refuse_unsupported(raw, "Qwen3ForCausalLM")
         if raw.get("hidden_act", "silu") != "silu":
             raise UnsupportedModelError(
-                f"config.json: hidden_act = {raw['hidden_act']!r} is not supported for Qwen3ForCausalLM: expected 'silu'"
+                f"config.json: hidden_act = {raw['hidden_act']!r} is not supported for Qwen3ForCausalLM; expected silu"
             )
         hidden, heads = required(raw, "hidden_size"), required(raw, "num_attention_heads")
         rope = raw.get("rope_parameters") or {}
@@ -143,6 +141,7 @@ class Qwen3ForCausalLM(CausalLM):
         return hidden, residual
 
     def final_norm(self, hidden: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        normed: torch.Tensor
         normed, _ = batch.ops.add_rms_norm(hidden, residual, self.norm.weight, self.norm.eps)
         return normed
 

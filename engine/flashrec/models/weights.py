@@ -29,9 +29,7 @@ def safetensors_files(model_path: Path) -> dict[str, Path]:
     else:
         single = model_path / "model.safetensors"
         if not single.is_file():
-            raise CheckpointError(
-                f"{model_path}: neither model.safetensors nor its index; only safetensors are read"
-            )
+            raise CheckpointError(f"{model_path}: neither model.safetensors nor its index; only safetensors are read")
         with _opened(single) as handle:
             files = dict.fromkeys(handle.keys(), single)
     absent = sorted({str(path) for path in files.values() if not path.is_file()})

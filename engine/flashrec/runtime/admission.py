@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from flashrec.errors import RequestError
 from flashrec.kvcache.pool import PoolExhaustedError
 from flashrec.kvcache.radix import RadixCache
-from flashrec.runtime.buffers import bucket_of
 from flashrec.runtime.member import Member, WaveKey
 
 

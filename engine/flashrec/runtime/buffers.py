@@ -124,9 +124,7 @@ class DecodeBuffers:
             self.tiles, row_tiles(widths.tolist(), self.tile_rows, len(self.tiles.rows)), strict=True
         ):
             target.copy_(part, non_blocking=True)
-        return WaveLayout(
-            tuple(widths.tolist()), tuple(starts.tolist()), max(len(member.pages) for member in members)
-        )
+        return WaveLayout(tuple(widths.tolist()), tuple(starts.tolist()), max(len(member.pages) for member in members))
 
     def first_spans(self, layout: WaveLayout) -> Spans:
         """From one row per request to the wave's rows."""

@@ -75,22 +75,28 @@ class CatalogProgram:
         ledger: Ledger | None,
     ) -> Frontier:
         """Search from ``buffers.head_input``; the final ``node`` of a valid row is its SID's rank."""
-        spans = buffers.first_spans(layout)
-        frontier = self._root(buffers, sampling)
-        hidden = buffers.head_input
-        for step, level in enumerate(self.levels):
-            if step:
-                tokens = torch.where(frontier.valid, self.levels[step - 1].tokens[expansion.code.long()], 0)
-                hidden = self.decoder.forward(buffers, tokens, step - 1, layout.pages)
-                spans = buffers.later_spans(layout)
+
+        def select(step: int, hidden: torch.Tensor, frontier: Frontier, spans: Spans) -> Expansion:
+            level = self.levels[step]
             logits = self.decoder.ops.linear(hidden, level.weight)
             with trace_range("flashrec.expand"):
                 expansion = expand(logits, level, frontier, spans, filters, sampling)
                 reorder_ancestors(buffers, expansion.parent, step)
-            frontier = expansion.frontier
             if ledger is not None:
-                self._record(ledger, step, level, expansion, logits, spans)
-        return frontier
+                self._record(ledger, step, expansion, logits, spans)
+            return expansion
+
+        spans = buffers.later_spans(layout)
+        expansion = select(0, buffers.head_input, self._root(buffers, sampling), buffers.first_spans(layout))
+        for step in range(1, len(self.levels)):
+            tokens = self._tokens(step - 1, expansion)
+            hidden = self.decoder.forward(buffers, tokens, step - 1, layout.pages)
+            expansion = select(step, hidden, expansion.frontier, spans)
+        return expansion.frontier
+
+    def _tokens(self, step: int, expansion: Expansion) -> torch.Tensor:
+        """The token ids int32 [B] that a selection emitted, 0 in rows without a hypothesis."""
+        return torch.where(expansion.frontier.valid, self.levels[step].tokens[expansion.code.long()], 0)
 
     def _root(self, buffers: DecodeBuffers, sampling: Sampling | None) -> Frontier:
         """One hypothesis per request: the empty prefix, with score 0."""
@@ -103,18 +109,10 @@ class CatalogProgram:
         )
         return root if sampling is None else replace(root, phi=zero, noisy=zero)
 
-    def _record(
-        self,
-        ledger: Ledger,
-        step: int,
-        level: Level,
-        expansion: Expansion,
-        logits: torch.Tensor,
-        spans: Spans,
-    ) -> None:
+    def _record(self, ledger: Ledger, step: int, expansion: Expansion, logits: torch.Tensor, spans: Spans) -> None:
         ledger.record(
             step,
-            tokens=level.tokens[expansion.code.long()],
+            tokens=self._tokens(step, expansion),
             parents=expansion.parent,
             scores=expansion.frontier.score,
             valid=expansion.frontier.valid,

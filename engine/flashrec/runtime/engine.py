@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from flashrec.config import EngineConfig
-from flashrec.errors import RequestError
+from flashrec.errors import NonFiniteError, RequestError
 from flashrec.models.config import ModelConfig
 from flashrec.profiler import Profiler, trace_range
 from flashrec.request import Request, Result
@@ -24,7 +24,6 @@ from flashrec.runtime.loading import Loaded, load_engine_parts
 from flashrec.runtime.member import Member, WaveKey, validate
 from flashrec.runtime.prefill import Prefill
 from flashrec.runtime.results import (
-    NonFiniteError,
     catalog_results,
     free_results,
     pack_frontier,
@@ -208,9 +207,7 @@ class Engine:
         ledger: Ledger | None,
     ) -> torch.Tensor:
         assert self.catalog is not None
-        filters = filter_set(
-            [member.leaf_filter for member in members], self.catalog.num_sids, self.parts.device
-        )
+        filters = filter_set([member.leaf_filter for member in members], self.catalog.num_sids, self.parts.device)
         sampled = any(member.request.temperature > 0 for member in members)
         sampling = buffers.sampling() if sampled else None
         return pack_frontier(self._program(key).run(buffers, layout, filters, sampling, ledger))

@@ -33,12 +33,8 @@ class FreeProgram:
             )
             for member in members
         ]
-        hidden = buffers.head_input
-        sources = [(index, 1) for index in range(len(members))]
-        for step in range(members[0].key.steps):
-            if step:
-                hidden = self.decoder.forward(buffers, tokens, step - 1, layout.pages)
-                sources = layout.spans
+
+        def select(step: int, hidden: torch.Tensor, sources: list[tuple[int, int]]) -> torch.Tensor:
             logits = self.decoder.ops.linear(hidden, self.decoder.model.lm_head())
             parent = torch.zeros(buffers.rows, dtype=torch.int32, device=device)
             tokens = torch.zeros(buffers.rows, dtype=torch.int32, device=device)
@@ -48,4 +44,10 @@ class FreeProgram:
                     parent[to : to + width] = origin + start
                     tokens[to : to + width] = token
                 reorder_ancestors(buffers, parent, step)
+            return tokens
+
+        tokens = select(0, buffers.head_input, [(index, 1) for index in range(len(members))])
+        for step in range(1, members[0].key.steps):
+            hidden = self.decoder.forward(buffers, tokens, step - 1, layout.pages)
+            tokens = select(step, hidden, layout.spans)
         return [search.bank for search in searches]

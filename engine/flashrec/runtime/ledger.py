@@ -36,9 +36,7 @@ class Ledger:
     def __init__(self, buffers: DecodeBuffers, tags: torch.Tensor, steps: int) -> None:
         self.buffers = buffers
         self.tags = tags
-        self.records = torch.zeros(
-            steps, len(FIELDS), buffers.requests, dtype=torch.int64, device=tags.device
-        )
+        self.records = torch.zeros(steps, len(FIELDS), buffers.requests, dtype=torch.int64, device=tags.device)
 
     def record(
         self,
@@ -61,9 +59,7 @@ class Ledger:
         passes = max(step, 1)
         lineage = (buffers.ancestors[:passes] - buffers.later[0, owner]).long()
         lineage = (
-            mix64(lineage + torch.arange(passes, device=owner.device).unsqueeze(1)).sum(0)
-            if step
-            else rank.long()
+            mix64(lineage + torch.arange(passes, device=owner.device).unsqueeze(1)).sum(0) if step else rank.long()
         )
         values = {
             "tokens": tokens.long(),

@@ -26,8 +26,8 @@ from flashrec.models.weights import kv_scales, load_weights
 from flashrec.runtime.member import Limits
 from flashrec.runtime.memory import MemoryPlan, plan_memory
 from flashrec.sid.catalog import Catalog, load_catalog
-from flashrec.sid.peek import peek_depth
 from flashrec.sid.layout import SidLayout, infer_layout
+from flashrec.sid.peek import peek_depth
 from flashrec.sid.trie import Trie, build_trie
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -129,18 +129,14 @@ def load_tokenizer(model_path: Path) -> Any:
         raise CheckpointError(f"{model_path}: the tokenizer cannot be read ({error})") from None
 
 
-def load_catalog_parts(
-    config: EngineConfig, tokenizer: Any
-) -> tuple[SidLayout | None, Catalog | None, Trie | None]:
+def load_catalog_parts(config: EngineConfig, tokenizer: Any) -> tuple[SidLayout | None, Catalog | None, Trie | None]:
     """Layout, catalog and trie, or three times ``None`` without ``sid_vocab_file``."""
     if config.sid_vocab_file is None:
         if config.sid is not None:
             raise ConfigError("sid: needs sid_vocab_file, the catalog whose codes it places")
         return None, None, None
     if tokenizer is None:
-        raise CheckpointError(
-            f"{config.model_path}: a catalog needs the tokenizer ({' and '.join(TOKENIZER_FILES)})"
-        )
+        raise CheckpointError(f"{config.model_path}: a catalog needs the tokenizer ({' and '.join(TOKENIZER_FILES)})")
     depth = peek_depth(config.sid_vocab_file)
     layout = infer_layout(tokenizer, depth=depth, override=config.sid)
     catalog = load_catalog(config.sid_vocab_file, layout)
@@ -149,9 +145,7 @@ def load_catalog_parts(
 
 def _uses_fp8(config: EngineConfig, model: ModelConfig) -> bool:
     if config.quantization == "none" and model.fp8:
-        raise ConfigError(
-            "quantization: none, but config.json has a quantization_config: the weights are FP8"
-        )
+        raise ConfigError("quantization: none, but config.json has a quantization_config: the weights are FP8")
     return model.fp8 or config.quantization == "fp8"
 
 

@@ -16,7 +16,6 @@ from flashrec.search.filters import LeafFilter, resolve_filter
 from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout
 
-
 MIN_TEMPERATURE = 1e-3
 """Below it, float32 logits over the temperature lose what tells neighbouring candidates apart."""
 
@@ -117,9 +116,7 @@ def _width(request: Request, limits: Limits) -> int:
         raise RequestError("n", f"{request.n} results cannot come from a beam_width of {width}")
     if width > limits.max_beam_width:
         field_name = "n" if request.beam_width is None else "beam_width"
-        raise RequestError(
-            field_name, f"{width} is above this engine's max_beam_width of {limits.max_beam_width}"
-        )
+        raise RequestError(field_name, f"{width} is above this engine's max_beam_width of {limits.max_beam_width}")
     return width
 
 
@@ -127,9 +124,7 @@ def _check_numbers(request: Request) -> None:
     if not math.isfinite(request.temperature) or request.temperature < 0:
         raise RequestError("temperature", f"must be a finite number of at least 0, got {request.temperature}")
     if 0 < request.temperature < MIN_TEMPERATURE:
-        raise RequestError(
-            "temperature", f"{request.temperature} is below {MIN_TEMPERATURE}; use 0 for no sampling"
-        )
+        raise RequestError("temperature", f"{request.temperature} is below {MIN_TEMPERATURE}; use 0 for no sampling")
     if not math.isfinite(request.length_penalty):
         raise RequestError("length_penalty", f"must be a finite number, got {request.length_penalty}")
     if request.seed is not None and not -(2**63) <= request.seed < 2**63:
@@ -166,9 +161,7 @@ def _space(request: Request, limits: Limits, constrained: bool) -> ScoreSpace:
 def _check_max_tokens(max_tokens: int | None, needed: int) -> None:
     """Less than a SID is an error; more is a SID, and the search says ``stop``."""
     if max_tokens is not None and max_tokens < needed:
-        raise RequestError(
-            "max_tokens", f"{max_tokens} is less than a semantic ID of this catalog, {needed} tokens"
-        )
+        raise RequestError("max_tokens", f"{max_tokens} is less than a semantic ID of this catalog, {needed} tokens")
 
 
 def _free_steps(request: Request, limits: Limits, width: int) -> int:
@@ -176,9 +169,7 @@ def _free_steps(request: Request, limits: Limits, width: int) -> int:
         raise RequestError("max_tokens", "is required for a search without a catalog")
     steps = request.max_tokens
     if not 1 <= steps <= limits.max_decode_steps:
-        raise RequestError(
-            "max_tokens", f"must be 1 .. {limits.max_decode_steps} (max_decode_steps), got {steps}"
-        )
+        raise RequestError("max_tokens", f"must be 1 .. {limits.max_decode_steps} (max_decode_steps), got {steps}")
     if request.temperature > 0:
         raise RequestError("temperature", "sampling needs a catalog; without one only 0 is supported")
     if 2 * width > limits.vocab_size:

@@ -46,9 +46,7 @@ def plan_memory(config: EngineConfig, model: ModelConfig, passes: int, weight_by
     elif config.torch_device.type == "cuda":
         usable = _gpu_pages(config, model, per_token, beam_slots, weight_bytes)
     else:
-        usable = min(
-            config.kv_pool_bytes // (per_token * config.page_size), pages_per_prompt * config.max_requests
-        )
+        usable = min(config.kv_pool_bytes // (per_token * config.page_size), pages_per_prompt * config.max_requests)
     if usable < 1:
         raise ConfigError(
             f"kv_pool_tokens: the memory budget leaves no page of {config.page_size} tokens ({per_token} bytes each) "
@@ -62,9 +60,7 @@ def plan_memory(config: EngineConfig, model: ModelConfig, passes: int, weight_by
     )
 
 
-def _gpu_pages(
-    config: EngineConfig, model: ModelConfig, per_token: int, beam_slots: int, weight_bytes: int
-) -> int:
+def _gpu_pages(config: EngineConfig, model: ModelConfig, per_token: int, beam_slots: int, weight_bytes: int) -> int:
     """Pages that fit beside the weights, the beam slots and the widest pass's activations."""
     free, _ = torch.cuda.mem_get_info(config.torch_device)
     rows = max(config.max_prefill_tokens, config.rows_per_wave)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from flashrec.errors import NonFiniteError
 from flashrec.request import Beam, Result
 from flashrec.runtime.buffers import WaveLayout
 from flashrec.runtime.member import Member, emitted_tokens
@@ -16,10 +17,6 @@ from flashrec.search.filters import visible_items
 from flashrec.search.free import Bank
 from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout
-
-
-class NonFiniteError(Exception):
-    """The model's logits for one request were NaN or infinite; only that request fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +112,4 @@ def _result(member: Member, beams: list[Beam]) -> Result:
 
 
 def _non_finite(member: Member) -> NonFiniteError:
-    return NonFiniteError(
-        f"request {member.request.rid!r}: the model's scores are not finite; check the checkpoint"
-    )
+    return NonFiniteError(f"request {member.request.rid!r}: the model's scores are not finite; check the checkpoint")

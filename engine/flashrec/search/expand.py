@@ -147,9 +147,7 @@ def _select(
     parent = torch.div(source, size, rounding_mode="floor")
 
     def chosen(values: torch.Tensor) -> torch.Tensor:
-        return torch.where(
-            valid, values.flatten()[source], torch.zeros((), dtype=values.dtype, device=device)
-        )
+        return torch.where(valid, values.flatten()[source], torch.zeros((), dtype=values.dtype, device=device))
 
     return Expansion(
         Frontier(

@@ -57,9 +57,7 @@ def resolve_filter(request: Request, catalog: Catalog) -> LeafFilter | None:
     if not has_exclude and not has_allow:
         return None
     excluded = _sid_ranks("exclude_sids", request.exclude_sids, catalog)
-    excluded = np.union1d(
-        excluded, _item_ranks("exclude_items", request.exclude_items, catalog.ranks_emptied_by)
-    )
+    excluded = np.union1d(excluded, _item_ranks("exclude_items", request.exclude_items, catalog.ranks_emptied_by))
     if not has_allow:
         return LeafFilter(excluded, allow=False)
     allowed = np.union1d(
@@ -69,9 +67,7 @@ def resolve_filter(request: Request, catalog: Catalog) -> LeafFilter | None:
     return LeafFilter(np.setdiff1d(allowed, excluded), allow=True)
 
 
-def filter_set(
-    filters: Sequence[LeafFilter | None], num_leaves: int, device: torch.device
-) -> FilterSet | None:
+def filter_set(filters: Sequence[LeafFilter | None], num_leaves: int, device: torch.device) -> FilterSet | None:
     """Combine the filters of a wave's requests; ``None`` when no request has one."""
     if all(item is None for item in filters):
         return None
@@ -108,9 +104,7 @@ def _sid_ranks(field: str, sids: Sequence[tuple[int, ...]], catalog: Catalog) ->
     return np.unique(ranks)
 
 
-def _item_ranks(
-    field: str, items: Sequence[str], select: Callable[[Sequence[str]], NDArray[np.int32]]
-) -> Ranks:
+def _item_ranks(field: str, items: Sequence[str], select: Callable[[Sequence[str]], NDArray[np.int32]]) -> Ranks:
     if not items:
         return np.empty(0, dtype=np.int64)
     try:

@@ -90,7 +90,7 @@ def build_levels(
     levels = []
     for index, book in enumerate(books):
         if space is ScoreSpace.VOCAB:
-            weight, columns = head, book
+            weight, columns = head, book.astype(np.int64)
         elif space is ScoreSpace.SID:
             weight, columns = sid_rows, np.arange(offsets[index], offsets[index + 1])
         else:
@@ -104,10 +104,7 @@ def build_levels(
                 order=_tensor(np.argsort(np.argsort(book)), head.device),
                 normalise_legal=space is ScoreSpace.CHILDREN,
                 max_children=1 if index == trie.depth else trie.max_children[index],
-                **{
-                    name: None if array is None else _tensor(array, head.device)
-                    for name, array in links.items()
-                },
+                **{name: None if array is None else _tensor(array, head.device) for name, array in links.items()},
             )
         )
     return levels

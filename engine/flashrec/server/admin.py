@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any, TypeVar
 
@@ -114,25 +115,28 @@ def _server_info(context: Context) -> dict[str, Any]:
 
 
 def add_control_routes(app: FastAPI, context: Context) -> None:
-    """``/flush_cache``, ``/start_profile`` and ``/stop_profile``; each takes effect between two waves."""
+    """``/flush_cache``, ``/start_profile`` and ``/stop_profile``; each takes effect between two waves.
+
+    They wait for the wave that runs, so they wait on other threads than the tokeniser's.
+    """
 
     @app.post("/flush_cache", tags=["control"])
     async def flush_cache(http: HttpRequest) -> Response:
         await _body(context, http, Body)
-        await context.in_pool(context.scheduler.flush_cache)
-        return PlainTextResponse("Cache flushed.\n")
+        pages = await asyncio.to_thread(context.scheduler.flush_cache)
+        return PlainTextResponse(f"Cache flushed, {pages} pages freed.\n")
 
     @app.post("/start_profile", tags=["control"])
     async def start_profile(http: HttpRequest) -> Response:
         body = await _body(context, http, StartProfileRequest)
         options = profile_options(body, context.config.profiler_dir)
-        await context.in_pool(context.scheduler.start_profile, options)
+        await asyncio.to_thread(context.scheduler.start_profile, options)
         return PlainTextResponse("Start profiling.\n")
 
     @app.post("/stop_profile", tags=["control"])
     async def stop_profile(http: HttpRequest) -> Response:
         await _body(context, http, Body)
-        await context.in_pool(context.scheduler.stop_profile)
+        await asyncio.to_thread(context.scheduler.stop_profile)
         status = context.scheduler.engine.profiler.status()
         if not status["files"] and status["state"] == "idle":
             raise ProfilerStateError("no profile has been started")
@@ -141,6 +145,7 @@ def add_control_routes(app: FastAPI, context: Context) -> None:
 
 async def _body(context: Context, http: HttpRequest, model: type[B]) -> B:
     """A control endpoint's body; an empty one asks for the defaults."""
+    context.lifecycle.check_ready(context.config.retry_after_s)
     raw = await read_body(http, context.config.max_body_bytes, context.config.body_timeout_s)
     try:
         return model.model_validate_json(raw or b"{}")

@@ -30,16 +30,12 @@ async def read_body(http: HttpRequest, max_bytes: int, timeout_s: float) -> byte
                     raise _too_large(max_bytes)
                 chunks.append(chunk)
     except TimeoutError:
-        raise ApiError(
-            408, "body_timeout", f"body: not complete after {timeout_s:g} seconds", "body"
-        ) from None
+        raise ApiError(408, "body_timeout", f"body: not complete after {timeout_s:g} seconds", "body") from None
     except ClientDisconnect:
         raise ApiError(499, "client_disconnected", "the client went away") from None
     # A browser can send text/plain to a local server from any page without asking; JSON it cannot.
     if size and media_type != "application/json":
-        raise ApiError(
-            415, "unsupported_media_type", "content-type: must be application/json", "content-type"
-        )
+        raise ApiError(415, "unsupported_media_type", "content-type: must be application/json", "content-type")
     return b"".join(chunks)
 
 

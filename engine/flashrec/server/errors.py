@@ -9,7 +9,7 @@ import orjson
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from flashrec.errors import DeadlineError, EngineFault, QueueFullError, RequestError
+from flashrec.errors import DeadlineError, EngineFault, NonFiniteError, QueueFullError, RequestError
 from flashrec.profiler import ProfilerStateError
 from flashrec.server.schemas import UNION_TAGS
 
@@ -53,6 +53,8 @@ def as_api_error(error: BaseException, names: Mapping[str, str], retry_after_s: 
             return ApiError(504, "deadline_exceeded", str(error))
         case ProfilerStateError():
             return ApiError(409, "profiler_state", str(error))
+        case NonFiniteError():
+            return ApiError(500, "non_finite", str(error))
         case EngineFault():
             return ApiError(500, "engine_fault", str(error))
         case _:

@@ -22,9 +22,7 @@ class FilterFields(TypedDict):
     allow_items: tuple[str, ...] | None
 
 
-def filter_fields(
-    exclude: Entries, allow: Entries | None, codec: TextCodec, prefix: str = ""
-) -> FilterFields:
+def filter_fields(exclude: Entries, allow: Entries | None, codec: TextCodec, prefix: str = "") -> FilterFields:
     """A request's filters. Raises :class:`RequestError` on ``<prefix>exclude[i]`` or ``<prefix>allow[i]``."""
     exclude_sids, exclude_items = resolve(f"{prefix}exclude", exclude, codec)
     allow_sids, allow_items = (None, None) if allow is None else resolve(f"{prefix}allow", allow, codec)

@@ -47,9 +47,7 @@ class Job:
     stream: bool = False
 
 
-async def answer(
-    context: Context, http: HttpRequest, model: type[B], prepare: Callable[[B], Job]
-) -> Response:
+async def answer(context: Context, http: HttpRequest, model: type[B], prepare: Callable[[B], Job]) -> Response:
     """Serve one search. Every failure is an :class:`ApiError` or an error that :mod:`.errors` translates."""
     start = time.monotonic()
     with admitted(context):
@@ -65,9 +63,7 @@ def admitted(context: Context) -> Iterator[None]:
     lifecycle, config = context.lifecycle, context.config
     lifecycle.check_ready(config.retry_after_s)
     if lifecycle.in_flight >= config.max_in_flight:
-        raise overloaded(
-            config.retry_after_s, f"{lifecycle.in_flight} requests are in flight: come back later"
-        )
+        raise overloaded(config.retry_after_s, f"{lifecycle.in_flight} requests are in flight: come back later")
     lifecycle.in_flight += 1
     try:
         yield
@@ -132,9 +128,7 @@ class _Submission:
     def __init__(self, context: Context, job: Job, deadline: float) -> None:
         prefix = uuid.uuid4().hex
         self._scheduler = context.scheduler
-        self._requests = [
-            replace(request, rid=f"{prefix}-{index}") for index, request in enumerate(job.requests)
-        ]
+        self._requests = [replace(request, rid=f"{prefix}-{index}") for index, request in enumerate(job.requests)]
         self._deadline = deadline
         self._abandoned = False
         self.futures: list[Future[Result]] = []

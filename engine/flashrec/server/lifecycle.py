@@ -27,8 +27,11 @@ class Lifecycle:
             raise ApiError(503, "shutting_down", "the server is shutting down", retry_after_s=retry_after_s)
 
     def report_fault(self, error: BaseException) -> None:
-        """The engine is lost: refuse what comes, and let the process end with an error."""
-        if self.fault is None:
+        """The engine is lost: refuse what comes, and let the process end with an error.
+
+        A scheduler that is shut down on purpose answers the same; that is no fault.
+        """
+        if self.fault is None and not self.draining:
             self.fault = error
             logger.critical("engine fault, shutting down: %s", error)
             self.on_fault()

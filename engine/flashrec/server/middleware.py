@@ -52,9 +52,7 @@ class Gate:
                 await self._app(scope, receive, send_with_id)
             else:
                 self._metrics.errors.labels("unauthorized").inc()
-                refusal = ApiError(
-                    401, "unauthorized", "authorization: send 'Bearer' and this server's API key"
-                )
+                refusal = ApiError(401, "unauthorized", "authorization: send 'Bearer' and this server's API key")
                 await refusal.response()(scope, receive, send_with_id)
         except Exception as error:
             logger.exception("request %s failed", request_id.decode())

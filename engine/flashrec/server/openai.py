@@ -157,9 +157,7 @@ def prepare_completion(context: Context, body: CompletionRequest) -> Job:
     return _job(context, body, requests, {"input_ids": "prompt"}, ("cmpl", "text_completion"), choice)
 
 
-def _request(
-    context: Context, body: _CompletionFields, prompt: tuple[int, ...], max_tokens: int | None
-) -> Request:
+def _request(context: Context, body: _CompletionFields, prompt: tuple[int, ...], max_tokens: int | None) -> Request:
     if body.model is not None and body.model not in context.model_aliases:
         raise ApiError(
             404,

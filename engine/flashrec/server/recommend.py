@@ -31,9 +31,7 @@ def prepare(context: Context, body: RecommendRequest) -> Job:
     """Build the prompt from the history. Raises :class:`RequestError`."""
     catalog = context.scheduler.engine.catalog
     if catalog is None:
-        raise RequestError(
-            "history", "recommendations need a catalog: start the server with --sid-vocab-file"
-        )
+        raise RequestError("history", "recommendations need a catalog: start the server with --sid-vocab-file")
     history = [_entry(context, catalog, index, entry) for index, entry in enumerate(body.history)]
     seen: Entries = body.history if body.exclude_history else []
     request = Request(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 import socket
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from flashrec.config import EngineConfig
 from flashrec.errors import ConfigError
@@ -42,22 +44,24 @@ def serve(engine_config: EngineConfig, config: ServerConfig) -> int:
         listener.close()
         raise
     context: Context = app.state.context
-    server = DrainingServer(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="on",
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=max(1, round(config.drain_timeout_s)),
-        ),
-        context,
-    )
+    server = DrainingServer(uvicorn_config(app, config), context)
     host, port = listener.getsockname()[:2]
     logger.info("serving %s on http://%s:%d", context.model_name, host, port)
     server.run(sockets=[listener])
     return 1 if context.lifecycle.fault is not None else 0
+
+
+def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
+    """uvicorn without its own logs and headers; it waits for running requests as long as ``config`` says."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=math.ceil(config.drain_timeout_s),
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -85,9 +89,7 @@ class DrainingServer(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = {
-            number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        previous = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:

@@ -42,9 +42,7 @@ def must_be(*neutral: JsonValue) -> AfterValidator:
     def check(value: JsonValue) -> JsonValue:
         if not is_neutral(value):
             wanted = " or ".join(orjson.dumps(other).decode() for other in neutral)
-            raise PydanticCustomError(
-                "unsupported", "is not supported: omit it or send {wanted}", {"wanted": wanted}
-            )
+            raise PydanticCustomError("unsupported", "is not supported: omit it or send {wanted}", {"wanted": wanted})
         return value
 
     return AfterValidator(check)
@@ -131,9 +129,7 @@ ItemOrSid = Annotated[
 ]
 """An item id (a string, or a number that stands for its digits), a SID's text, or its 0-based codes."""
 
-UNION_TAGS = frozenset(
-    {"<text>", "<ids>", "<texts>", "<batch>", "<item>", "<number>", "<codes>", "<one>", "<many>"}
-)
+UNION_TAGS = frozenset({"<text>", "<ids>", "<texts>", "<batch>", "<item>", "<number>", "<codes>", "<one>", "<many>"})
 """Parts of an error's location that name a branch of a union and mean nothing to a client."""
 
 

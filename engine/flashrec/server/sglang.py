@@ -143,8 +143,7 @@ def prepare(context: Context, body: GenerateRequest) -> Job:
 
     def render(results: Sequence[Result]) -> Payload | list[Payload]:
         answers = [
-            _answer(context.codec, rid, each, result)
-            for rid, each, result in zip(rids, params, results, strict=True)
+            _answer(context.codec, rid, each, result) for rid, each, result in zip(rids, params, results, strict=True)
         ]
         if batched and body.stream:
             return [answer | {"index": index} for index, answer in enumerate(answers)]

@@ -62,9 +62,7 @@ class TextCodec:
         from jinja2 import TemplateError
 
         try:
-            text: str = self._wrapper.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
+            text: str = self._wrapper.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except TemplateError as error:
             raise RequestError("messages", f"the chat template refuses them: {error}") from None
         return text

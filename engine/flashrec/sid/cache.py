@@ -107,7 +107,8 @@ def _load(entry: Path, path: Path) -> tuple[Catalog, Trie] | None:
     if not entry.is_file():
         return None
     try:
-        with np.load(entry, allow_pickle=False) as stored:
+        # Opened here: np.load leaves a file open that turns out to be no archive.
+        with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         digest, has_end_level, duplicates = json.loads(arrays["facts"].tobytes())
         catalog = Catalog(

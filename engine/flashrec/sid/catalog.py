@@ -138,9 +138,7 @@ def load_catalog(
     return assemble(path, Rows(codes, rows.items, rows.titles, rows.numbers), has_end_level=has_end_level)
 
 
-def _without_end_level(
-    path: Path, rows: Rows, depth: int, *, has_end: bool
-) -> tuple[NDArray[np.int32], bool]:
+def _without_end_level(path: Path, rows: Rows, depth: int, *, has_end: bool) -> tuple[NDArray[np.int32], bool]:
     """Drop a last level that only says "end": the same code, 0 or 1, in every row."""
     found = rows.codes.shape[1]
     if found == depth:
@@ -159,9 +157,7 @@ def _without_end_level(
     return np.ascontiguousarray(rows.codes[:, :-1]), True
 
 
-def _check_codes(
-    path: Path, codes: NDArray[np.int32], numbers: NDArray[np.int32], sizes: Sequence[int]
-) -> None:
+def _check_codes(path: Path, codes: NDArray[np.int32], numbers: NDArray[np.int32], sizes: Sequence[int]) -> None:
     outside = codes >= np.array(sizes, dtype=np.int64)
     if np.any(outside):
         row, level = (int(index) for index in np.argwhere(outside)[0])
@@ -212,9 +208,7 @@ def assemble(path: Path, rows: Rows, *, has_end_level: bool) -> Catalog:
     )
 
 
-def _distinct_items(
-    order: NDArray[np.intp], starts: NDArray[np.intp], items: Sequence[str]
-) -> NDArray[np.bool_]:
+def _distinct_items(order: NDArray[np.intp], starts: NDArray[np.intp], items: Sequence[str]) -> NDArray[np.bool_]:
     """Which sorted rows to keep: the first of each item within its SID."""
     kept = np.ones(len(order), dtype=np.bool_)
     for group in np.flatnonzero(np.diff(starts) > 1):

@@ -11,7 +11,7 @@ from flashrec.errors import CatalogError
 from flashrec.sid.codes import RECIF_BASE, NotationError, Packing, looks_joined, parse_commas, parse_joined
 from flashrec.sid.layout import Codes, SidLayout
 from flashrec.sid.rows import RowBuilder, Rows
-from flashrec.sid.source import decode
+from flashrec.sid.source import bad_row, decode
 
 JsonFormat = Literal["codes", "index", "packed"]
 _ITEM_FIELDS = ("pid", "iid", "item_id")
@@ -78,7 +78,7 @@ def _read_map(path: Path, pairs: Pairs, parse: Callable[[str], Codes]) -> Rows:
         try:
             sid, items = parse(key), _items(value)
         except NotationError as error:
-            raise rows.refuse(number, error) from error
+            raise bad_row(path, number, str(error)) from error
         for item in items:
             rows.add(number, sid, item)
     return rows.finish()
@@ -89,10 +89,10 @@ def _read_index(path: Path, pairs: Pairs, layout: SidLayout | None) -> Rows:
     for number, (item, tokens) in enumerate(pairs, start=1):
         try:
             if not looks_joined(tokens):
-                raise NotationError(f"item {item[:60]!r} needs a list of token texts, not a {_kind(tokens)}")
+                raise NotationError(f"a list of token texts is needed, not a {_kind(tokens)}")
             sid = parse_joined("".join(tokens), layout)
         except NotationError as error:
-            raise rows.refuse(number, error) from error
+            raise bad_row(path, number, f"item {item[:60]!r}: {error}") from error
         rows.add(number, sid, item)
     return rows.finish()
 

@@ -84,14 +84,10 @@ class SidLayout:
     def check(self, sid: Sequence[int]) -> None:
         """Raise :class:`LayoutError` naming the level and the code if ``sid`` is not one of this layout's."""
         if len(sid) != self.depth:
-            raise LayoutError(
-                f"semantic ID {tuple(sid)} has {len(sid)} codes, the layout has {self.depth} levels"
-            )
+            raise LayoutError(f"semantic ID {tuple(sid)} has {len(sid)} codes, the layout has {self.depth} levels")
         for level, (code, size) in enumerate(zip(sid, self.sizes, strict=True)):
             if not 0 <= code < size:
-                raise LayoutError(
-                    f"semantic ID {tuple(sid)}: level {level} has codes 0 to {size - 1}, not {code}"
-                )
+                raise LayoutError(f"semantic ID {tuple(sid)}: level {level} has codes 0 to {size - 1}, not {code}")
 
     def token_ids(self, sid: Sequence[int]) -> tuple[int, ...]:
         """Token ids of the codes ``sid``, without begin and end token. Raises :class:`LayoutError`."""
@@ -170,29 +166,21 @@ def infer_layout(tokenizer: Any, *, depth: int | None = None, override: str | No
     )
 
 
-def _cut(
-    codebooks: Sequence[Codebook], depth: int | None, *, has_end: bool, exact: bool
-) -> Sequence[Codebook]:
+def _cut(codebooks: Sequence[Codebook], depth: int | None, *, has_end: bool, exact: bool) -> Sequence[Codebook]:
     """The codebooks that a catalog of ``depth`` levels uses."""
     levels = len(codebooks)
     if depth is None or depth == levels or (depth == levels + 1 and has_end):
         return codebooks
     if depth > levels or exact:
         source = "--sid names" if exact else "the tokenizer has"
-        raise LayoutError(
-            f"catalog: {depth} levels, but {source} {levels} codebooks: {describe_codebooks(codebooks)}"
-        )
+        raise LayoutError(f"catalog: {depth} levels, but {source} {levels} codebooks: {describe_codebooks(codebooks)}")
     return codebooks[:depth]
 
 
-def _overridden(
-    tokenizer: Any, asked: SidRange, families: Sequence[Sequence[Codebook]]
-) -> Sequence[Codebook]:
+def _overridden(tokenizer: Any, asked: SidRange, families: Sequence[Sequence[Codebook]]) -> Sequence[Codebook]:
     """The codebooks that ``--sid`` names, after checking them against the tokenizer's own."""
     if asked.end >= len(tokenizer):
-        raise LayoutError(
-            f"--sid {asked.text}: token {asked.end} is beyond the tokenizer's {len(tokenizer)} tokens"
-        )
+        raise LayoutError(f"--sid {asked.text}: token {asked.end} is beyond the tokenizer's {len(tokenizer)} tokens")
     spans = asked.spans()
     for family in families:
         same = len(spans) <= len(family) and all(

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashrec.errors import CatalogError
-from flashrec.sid.codes import NotationError
 from flashrec.sid.layout import Codes
 from flashrec.sid.source import bad_row
 from flashrec.sid.strings import StringBuilder, StringTable
@@ -66,10 +65,6 @@ class RowBuilder:
             raise bad_row(self._path, number, reason) from error
         self._codes.extend(sid)
         self._numbers.append(number)
-
-    def refuse(self, number: int, error: NotationError) -> CatalogError:
-        """The error for a cell of row ``number`` that a parser refused."""
-        return bad_row(self._path, number, str(error))
 
     def finish(self) -> Rows:
         """The arrays. Raises :class:`CatalogError` if nothing was added."""

@@ -88,6 +88,4 @@ class StringBuilder:
 
     def finish(self) -> StringTable:
         """The table of what was added."""
-        return StringTable(
-            np.frombuffer(self._blob, dtype=np.uint8), np.frombuffer(self._offsets, dtype=np.int64)
-        )
+        return StringTable(np.frombuffer(self._blob, dtype=np.uint8), np.frombuffer(self._offsets, dtype=np.int64))

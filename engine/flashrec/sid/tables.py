@@ -45,15 +45,13 @@ def _read_frame(path: Path, frame: pd.DataFrame, layout: SidLayout | None, packi
     columns = ["item_id", *levels] if levels else ["item_id", "sid"]
     parse = _parse_levels(levels) if levels else _parse_sid(layout, packing)
     rows = RowBuilder(path, has_titles=has_titles)
-    for number, (title, item, *cells) in enumerate(
-        _cells(frame, ["title" if has_titles else "", *columns]), 1
-    ):
+    for number, (title, item, *cells) in enumerate(_cells(frame, ["title" if has_titles else "", *columns]), 1):
         try:
             item_id = _text_of("item_id", item)
             sid = parse([_text_of(name, cell) for name, cell in zip(columns[1:], cells, strict=True)])
             rows.add(number, sid, item_id, "" if _is_missing(title) else _text_of("title", title))
         except NotationError as error:
-            raise rows.refuse(number, error) from error
+            raise bad_row(path, number, str(error)) from error
     return rows.finish()
 
 
@@ -92,6 +90,8 @@ def _parse_sid(layout: SidLayout | None, packing: Packing | None) -> Callable[[l
         (cell,) = cells
         if packing is not None:
             return packing.unpack(cell)
+        if not cell.strip():
+            raise NotationError("sid is empty")
         return parse_commas(cell) if cell.lstrip()[:1].isdigit() else parse_joined(cell, layout)
 
     return parse
@@ -101,9 +101,7 @@ def _cells(frame: pd.DataFrame, columns: list[str]) -> Iterator[tuple[object, ..
     """The rows of ``columns`` as Python objects, by chunks; a column called ``""`` is all ``None``."""
     for first in range(0, len(frame), _CHUNK):
         chunk = frame.iloc[first : first + _CHUNK]
-        yield from zip(
-            *(chunk[name].tolist() if name else [None] * len(chunk) for name in columns), strict=True
-        )
+        yield from zip(*(chunk[name].tolist() if name else [None] * len(chunk) for name in columns), strict=True)
 
 
 def _is_missing(value: object) -> bool:
@@ -117,9 +115,7 @@ def _text_of(name: str, value: object) -> str:
         return str(value)
     if _is_missing(value):
         raise NotationError(f"{name} is missing")
-    raise NotationError(
-        f"{name} is {str(value)[:60]!r}, a {type(value).__name__}, not a string or an integer"
-    )
+    raise NotationError(f"{name} is {str(value)[:60]!r}, a {type(value).__name__}, not a string or an integer")
 
 
 def _text(path: Path, data: bytes, lines: int | None = None) -> pd.DataFrame:

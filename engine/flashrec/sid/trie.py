@@ -100,9 +100,7 @@ class Trie:
         return cls(
             sizes=sizes,
             child_start=child_start,
-            child_code=tuple(
-                _narrow(arrays[f"child_code_{level}"], size) for level, size in enumerate(sizes)
-            ),
+            child_code=tuple(_narrow(arrays[f"child_code_{level}"], size) for level, size in enumerate(sizes)),
             leaf_start=(
                 *(arrays[f"leaf_start_{level}"].astype(np.int32, copy=False) for level in levels[:-1]),
                 child_start[-1],

@@ -41,9 +41,7 @@ class SidRange:
     def spans(self) -> list[NDArray[np.int32]]:
         """int32 token ids of each codebook."""
         stops = self.start + np.cumsum(self.sizes)
-        return [
-            np.arange(stop - size, stop, dtype=np.int32) for size, stop in zip(self.sizes, stops, strict=True)
-        ]
+        return [np.arange(stop - size, stop, dtype=np.int32) for size, stop in zip(self.sizes, stops, strict=True)]
 
     def without_end_level(self, begin: tuple[str, int] | None, end: tuple[str, int] | None) -> SidRange:
         """The same range without a last codebook that is only the begin and end token, or the end token."""
@@ -77,14 +75,12 @@ def _complete(example: str, levels: Mapping[str, Mapping[int, tuple[int, str]]])
     for position, letter in enumerate(sorted(levels)):
         expected = chr(ord("a") + position)
         if letter != expected:
-            raise LayoutError(
-                f"tokenizer: codebooks like {example} jump to level {letter!r}, {expected!r} is missing"
-            )
+            raise LayoutError(f"tokenizer: codebooks like {example} jump to level {letter!r}, {expected!r} is missing")
         codes = levels[letter]
         missing = next((code for code in range(len(codes)) if code not in codes), None)
         if missing is not None:
             raise LayoutError(
-                f"tokenizer: codebook {letter!r} like {example} has {len(codes)} tokens, not code {missing}"
+                f"tokenizer: codebook {letter!r} like {example}: {len(codes)} tokens, but not code {missing}"
             )
         ordered = [codes[code] for code in range(len(codes))]
         token_ids = np.array([token for token, _ in ordered], dtype=np.int32)
@@ -103,9 +99,7 @@ def parse_sid_range(text: str) -> SidRange:
     """Parse ``START:END/SIZE,SIZE,...``. Raises :class:`LayoutError`."""
     match = _RANGE.fullmatch(text.strip())
     if match is None:
-        raise LayoutError(
-            f"--sid {text!r}: expected START:END/SIZE,SIZE,..., for instance 1000:1767/256,256,256"
-        )
+        raise LayoutError(f"--sid {text!r}: expected START:END/SIZE,SIZE,..., for instance 1000:1767/256,256,256")
     start, end = int(match[1]), int(match[2])
     sizes = tuple(int(size) for size in match[3].split(","))
     if 0 in sizes:

@@ -118,9 +118,7 @@ def _is_integer(item: str) -> bool:
     return item.isascii() and item.isdigit() and len(item) < 19 and str(int(item)) == item
 
 
-def _table(
-    catalog: Catalog, path: Path, kind: CatalogFormat, layout: SidLayout | None, *, code_columns: bool
-) -> bytes:
+def _table(catalog: Catalog, path: Path, kind: CatalogFormat, layout: SidLayout | None, *, code_columns: bool) -> bytes:
     ranks = np.repeat(np.arange(catalog.num_sids), np.diff(catalog.item_start))
     columns: dict[str, object] = {"item_id": catalog.items[:]}
     if code_columns:

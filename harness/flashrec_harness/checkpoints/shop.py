@@ -31,18 +31,18 @@ class ShopConfig:
 
     codebook_sizes: tuple[int, int, int] = (32, 48, 64)
     departments: int = 24
-    series_per_department: tuple[int, int] = (6, 18)
-    items_per_series: tuple[int, int] = (1, 20)
+    series_per_department: tuple[int, int] = (4, 12)
+    items_per_series: tuple[int, int] = (1, 30)
     shared_sid_share: float = 0.02
-    interests: int = 12
+    interests: int = 24
     tastes: int = 3
-    stay: float = 0.85
-    more: float = 0.25
-    goes_with: float = 0.25
-    series_drop: float = 1.1
-    item_drop: float = 1.3
-    taste_log_weight: float = 1.5
-    department_shares: tuple[float, ...] = (0.75, 0.25)
+    stay: float = 0.95
+    more: float = 0.3
+    goes_with: float = 0.3
+    series_drop: float = 2.5
+    item_drop: float = 0.5
+    taste_log_weight: float = 0.9
+    department_shares: tuple[float, ...] = (0.9, 0.1)
 
 
 class Shop:
@@ -198,9 +198,3 @@ def geometric(ranks: Ints, drop: float) -> Floats:
 def draw(rng: np.random.Generator, probs: Floats) -> int:
     """One index from a distribution, by inversion."""
     return min(int(np.searchsorted(np.cumsum(probs), rng.random(), side="right")), len(probs) - 1)
-
-
-def optimal_hit_rate(shop: Shop, histories: Sequence[Sequence[str]], k: int) -> tuple[Floats, Floats]:
-    """Per history: the best possible probability of a hit in the top ``k`` SIDs, and that of the top 1."""
-    probs = [np.sort(shop.next_sid_probs(history))[::-1] for history in histories]
-    return np.array([p[:k].sum() for p in probs]), np.array([p[0] for p in probs])

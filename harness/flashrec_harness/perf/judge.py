@@ -192,9 +192,7 @@ def _judge_one(one: Comparison, rejected: bool) -> tuple[Outcome, str]:
     return Outcome.PASS, "within noise"
 
 
-def against_baseline(
-    session: MeasuredSession, baseline: Baseline, soft_differences: Sequence[str]
-) -> list[Check]:
+def against_baseline(session: MeasuredSession, baseline: Baseline, soft_differences: Sequence[str]) -> list[Check]:
     """Screen a session against its baseline, one check per cell.
 
     A metric fails when it is worse by more than its noise band and Holm's procedure over all metrics of
@@ -210,9 +208,7 @@ def against_baseline(
         outcome = worst(found for _, found, _ in judged)
         if outcome is Outcome.FAIL and soft_differences:
             outcome = Outcome.INCONCLUSIVE
-        checks.append(
-            _comparison_check(cell, judged, outcome, baseline, session, soft_differences, len(every))
-        )
+        checks.append(_comparison_check(cell, judged, outcome, baseline, session, soft_differences, len(every)))
     return checks
 
 

@@ -101,9 +101,7 @@ def _with_retry(run: RunTask, task: Task, prefix: Path, retries: list[str]) -> P
         return ProcessResult.of(run(task, prefix))
 
 
-def measure(
-    context: SuiteContext, workload: Workload, *, reference: bool, run: RunTask = run_in_child
-) -> Measurement:
+def measure(context: SuiteContext, workload: Workload, *, reference: bool, run: RunTask = run_in_child) -> Measurement:
     """``workload.processes`` processes of the subject, with the yardstick timed in between.
 
     The yardstick runs in the middle, so that a machine that slows down over the session slows both alike.

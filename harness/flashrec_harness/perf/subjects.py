@@ -66,9 +66,8 @@ class EngineSubject:
     """:class:`flashrec.Engine` in this process: lockstep waves, or a scheduler under client threads."""
 
     def __init__(self, context: SuiteContext, workload: Workload) -> None:
-        from flashrec.runtime.scheduler import Scheduler
-
         from flashrec import Engine, EngineConfig
+        from flashrec.runtime.scheduler import Scheduler
 
         widest = max(cell.n for cell in workload.cells)
         settings = {
@@ -85,9 +84,8 @@ class EngineSubject:
         self._prompt_tokens = self._cached_tokens = 0
 
     def prepare(self, cell: Cell, prompts: Sequence[Prompt]) -> None:
-        from flashrec.runtime.scheduler import Scheduler
-
         from flashrec import Request
+        from flashrec.runtime.scheduler import Scheduler
 
         self._requests = [Request(input_ids=ids, n=cell.n, max_tokens=cell.max_tokens) for ids in prompts]
         self._outputs, self._prompt_tokens, self._cached_tokens = {}, 0, 0
@@ -176,7 +174,8 @@ class HttpSubject:
         return digest_outputs(self.target.outputs)
 
     def was_profiled(self) -> bool:
-        return bool(self.configuration().get("profiled"))
+        profiler = self.configuration().get("profiler", {})
+        return bool(profiler.get("files")) or profiler.get("state", "idle") != "idle"
 
     def peak_gpu_mib(self) -> float | None:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,9 +52,9 @@ def run(
     settings = settings or PerfSettings()
     workload = load_workload(context.workload or QUICK).narrowed(settings.beam, settings.concurrency)
     if settings.against is not None:
-        from flashrec_harness.perf import paired
+        from flashrec_harness.perf.paired import run_paired
 
-        return paired.run(context, workload, settings.against)
+        return run_paired(context, workload, settings.against)
     foreign_before = hardware.foreign_processes()
     with_yardstick = workload.reference_requests > 0 and context.sid_vocab_file is not None
     measurement = measure(context, workload, reference=with_yardstick, run=settings.run)
@@ -68,7 +67,7 @@ def run(
     checks = [valid, *(judge.figures(cell, measurement, session) for cell in workload.cells)]
     checks += [judge.resources(measurement), *_compare(settings.baselines, workload, where, session, valid)]
     if update is not None:
-        checks.append(_update(settings, workload, where, update))
+        checks.append(_update(settings, workload, where, update, valid))
     return checks
 
 
@@ -76,9 +75,7 @@ def measured_environment(context: SuiteContext, workload: Workload, measurement:
     """The environment with everything that makes two measurements of a workload comparable as hard keys."""
     prompts = {f"prompts {cell}": digest for cell, digest in measurement.engine[0].prompts.items()}
     hard = workload.fingerprint() | prompts | {"entry": "http" if context.url else "in process"}
-    return environment.collect(
-        model_path=context.model_path, sid_vocab_file=context.sid_vocab_file, hard=hard
-    )
+    return environment.collect(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file, hard=hard)
 
 
 def keep_session(
@@ -144,15 +141,20 @@ def _compare(
     return judge.against_baseline(session, baseline, baseline.soft_differences(where.soft))
 
 
-def _update(settings: PerfSettings, workload: Workload, where: Environment, request: UpdateRequest) -> Check:
-    sessions: Sequence[MeasuredSession] = stored_sessions(
-        settings.reports, workload.name, where.hard, where.commit.sha
-    )
+def _update(
+    settings: PerfSettings, workload: Workload, where: Environment, request: UpdateRequest, valid: Check
+) -> Check:
+    sessions = stored_sessions(settings.reports, workload.name, where.hard, where.commit.sha)
     path = baselines.path_for(settings.baselines, where.hard["device"], workload.name)
-    fresh = Baseline(workload.name, where.hard, where.soft, where.info, list(sessions))
-    changes = baselines.update(
-        path, fresh, commit=where.commit, reason=request.reason, accept_wider=request.accept_wider
-    )
+    fresh = Baseline(workload.name, where.hard, where.soft, where.info, sessions)
+    try:
+        if valid.outcome is not Outcome.PASS:
+            raise BaselineError("baseline not written: this run is not valid")
+        changes = baselines.update(
+            path, fresh, commit=where.commit, reason=request.reason, accept_wider=request.accept_wider
+        )
+    except BaselineError as error:
+        return Check("perf", "baseline written", Outcome.FAIL, "nothing was changed", reason=str(error))
     return Check(
         "perf",
         "baseline written",

@@ -13,7 +13,7 @@ from flashrec.errors import ConfigError
 from flashrec.request import ScoreSpace
 
 Drive = Literal["batch", "closed", "open"]
-"""``batch``: ``concurrency`` requests in lockstep; ``closed``: as many clients; ``open``: Poisson arrivals."""
+"""``batch``: ``concurrency`` requests in lockstep; ``closed``: as many clients; ``open``: a Poisson stream."""
 
 QUICK = "quick"
 
@@ -78,9 +78,7 @@ class Workload:
         if not self.cells:
             raise ConfigError(f"workload {self.name}: no cells")
         if self.processes < 2 or self.rounds < 2:
-            raise ConfigError(
-                f"workload {self.name}: at least 2 processes and 2 rounds, or there is no noise band"
-            )
+            raise ConfigError(f"workload {self.name}: at least 2 processes and 2 rounds, or there is no noise band")
         names = [cell.name for cell in self.cells]
         if len(set(names)) != len(names):
             raise ConfigError(f"workload {self.name}: two cells are the same point")
@@ -135,9 +133,7 @@ def from_json(body: Mapping[str, Any]) -> Workload:
 def names() -> list[str]:
     """The workloads that come with the harness."""
     folder = resources.files("flashrec_harness") / "workloads"
-    return sorted(
-        entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")
-    )
+    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
 
 
 def load_workload(name_or_path: str) -> Workload:
@@ -150,9 +146,7 @@ def load_workload(name_or_path: str) -> Workload:
     elif name_or_path in names():
         text = (resources.files("flashrec_harness") / "workloads" / f"{name_or_path}.json").read_text("utf-8")
     else:
-        raise ConfigError(
-            f"workload {name_or_path!r}: unknown; there are {', '.join(names())}, or name a JSON file"
-        )
+        raise ConfigError(f"workload {name_or_path!r}: unknown; there are {', '.join(names())}, or name a JSON file")
     try:
         body = json.loads(text)
     except json.JSONDecodeError as error:

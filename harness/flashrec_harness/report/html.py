@@ -81,9 +81,7 @@ def needs_attention(checks: list[Check]) -> list[Check]:
 
 def render_page(title: str, body: str, *, head: str = "") -> str:
     """Any self-contained page in the reports' style; ``body`` and ``head`` are trusted HTML."""
-    return (
-        _environment().get_template("page.html.j2").render(title=title, body=Markup(body), head=Markup(head))
-    )
+    return _environment().get_template("page.html.j2").render(title=title, body=Markup(body), head=Markup(head))
 
 
 def render(report: RunReport) -> str:

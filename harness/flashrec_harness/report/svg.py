@@ -86,9 +86,7 @@ def _css(prefix: str, colour: int, series: Series) -> str:
 def _marks(series: Series, colour: int, x: _Scale, y: _Scale) -> str:
     css = _css("s", colour, series)
     points = [
-        (x(px), y(py))
-        for px, py in zip(series.x, series.y, strict=True)
-        if math.isfinite(py) and (py > 0 or not y.log)
+        (x(px), y(py)) for px, py in zip(series.x, series.y, strict=True) if math.isfinite(py) and (py > 0 or not y.log)
     ]
     if series.style == "line":
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
@@ -102,9 +100,7 @@ def _marks(series: Series, colour: int, x: _Scale, y: _Scale) -> str:
             for px, py in points
         )
     radius = 3 if series.faint else 4.5
-    return "".join(
-        f'<circle class="{css} mark" cx="{px:.1f}" cy="{py:.1f}" r="{radius}"/>' for px, py in points
-    )
+    return "".join(f'<circle class="{css} mark" cx="{px:.1f}" cy="{py:.1f}" r="{radius}"/>' for px, py in points)
 
 
 def _axes(plot: Plot, x: _Scale, y: _Scale) -> list[str]:
@@ -131,9 +127,7 @@ def _legend(plot: Plot) -> str:
     named = [(i, s) for i, s in enumerate(plot.series) if s.name]
     if len(named) < 2:
         return ""
-    keys = "".join(
-        f'<span class="key"><i class="{_css("k", i, s)}"></i>{escape(s.name)}</span>' for i, s in named
-    )
+    keys = "".join(f'<span class="key"><i class="{_css("k", i, s)}"></i>{escape(s.name)}</span>' for i, s in named)
     return f'<div class="legend">{keys}</div>'
 
 
@@ -149,13 +143,9 @@ def render(plot: Plot) -> str:
     if plot.x_ticks:
         x = _Scale(-0.5, len(plot.x_ticks) - 0.5, _LEFT, _WIDTH - _RIGHT)
     else:
-        x = _Scale(
-            *_extent([v for s in plot.series for v in s.x], log=False, pad=0.03), _LEFT, _WIDTH - _RIGHT
-        )
+        x = _Scale(*_extent([v for s in plot.series for v in s.x], log=False, pad=0.03), _LEFT, _WIDTH - _RIGHT)
     order = sorted(enumerate(plot.series), key=lambda pair: not pair[1].faint)
-    body = "".join(
-        [_band(b, y) for b in plot.bands] + _axes(plot, x, y) + [_marks(s, i, x, y) for i, s in order]
-    )
+    body = "".join([_band(b, y) for b in plot.bands] + _axes(plot, x, y) + [_marks(s, i, x, y) for i, s in order])
     title = escape(plot.title)
     return (
         f"<figure><figcaption>{title}</figcaption>{_legend(plot)}"

@@ -1,0 +1,71 @@
+"""Command-line flags from the configuration classes, so that every flag is documented once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from flashrec.config import EngineConfig
+
+Command = Callable[..., Any]
+SERVER_FLAGS: dict[str, tuple[Any, str]] = {
+    "host": (str, "address to listen on"),
+    "port": (int, "port to listen on; default PORT, else 8000"),
+    "api_key": (str, "ask clients for this bearer token; default FLASHREC_API_KEY"),
+    "served_model_name": (str, "name in /v1/models; default the directory's"),
+    "prompt_template": (Path, "Jinja template of /v1/recommend's prompt"),
+    "request_timeout_s": (float, "deadline of a request that names none, in seconds"),
+    "drain_timeout_s": (float, "how long shutdown waits for running requests, in seconds"),
+    "max_body_bytes": (int, "largest request body"),
+    "workers": (int, "threads for tokenisation and JSON"),
+}
+"""Flags of :class:`flashrec.server.config.ServerConfig`; an absent one keeps that class's default."""
+
+
+def with_flags(model: type[BaseModel], *, server: bool = False) -> Callable[[Command], Command]:
+    """Give a ``**flags`` command one option per field of ``model``, and the server's.
+
+    The command's other parameters keep their place before them.
+    """
+
+    def decorate(command: Command) -> Command:
+        own = [
+            parameter
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        added = [_model_flag(name, field) for name, field in model.model_fields.items()]
+        if server:
+            added += [_flag(name, kind | None, None, text) for name, (kind, text) in SERVER_FLAGS.items()]
+        parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *added)]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
+def engine_config(flags: dict[str, Any]) -> EngineConfig:
+    """The configuration that the flags spell. Raises :class:`ConfigError`."""
+    return EngineConfig(**flags)
+
+
+def _model_flag(name: str, field: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if field.default is PydanticUndefined else field.default
+    return _flag(name, field.annotation, default, field.description)
+
+
+def _flag(name: str, annotation: Any, default: Any, text: str) -> inspect.Parameter:
+    option = typer.Option(f"--{name.replace('_', '-')}", help=text) if annotation is not bool else None
+    if option is None:
+        dashed = name.replace("_", "-")
+        option = typer.Option(f"--{dashed}/--no-{dashed}", help=text)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, option]
+    )

@@ -1,0 +1,207 @@
+"""The engine thread: a bounded queue in front of it, waves out of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from flashrec.errors import DeadlineError, EngineFault, QueueFullError
+from flashrec.profiler import ProfileOptions, trace_range
+from flashrec.request import Request, Result
+from flashrec.runtime.engine import Engine
+from flashrec.runtime.member import Member
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A waiting request. ``deadline`` is on :func:`time.monotonic`'s clock."""
+
+    member: Member
+    future: Future[Result]
+    deadline: float | None
+
+
+class Scheduler:
+    """Runs an engine on a thread of its own.
+
+    All methods may be called from any thread. Waves are formed by :class:`~flashrec.runtime.admission.Admission`
+    from whatever waits when the engine is free, so a wave never waits for company; cancelled and expired
+    requests are dropped before they take a row.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._waiting: list[Ticket] = []
+        self._running: list[Ticket] = []
+        self._calls: list[Callable[[], None]] = []
+        self._state = threading.Condition()
+        self._stopping = False
+        self._fault: EngineFault | None = None
+        self._thread = threading.Thread(target=self._loop, name="flashrec-engine", daemon=True)
+
+    @property
+    def queue_depth(self) -> int:
+        """Requests that wait for a wave."""
+        return len(self._waiting)
+
+    def start(self) -> None:
+        """Start the engine thread."""
+        self._thread.start()
+
+    def submit(self, request: Request, deadline: float | None = None) -> Future[Result]:
+        """Queue a request; cancelling the future before its wave starts drops it.
+
+        Raises:
+            RequestError: the request is invalid.
+            QueueFullError: ``queue_size`` requests wait already.
+            EngineFault: the engine has failed or is shut down.
+        """
+        ticket = Ticket(self.engine.prepare(request), Future(), deadline)
+        with self._state:
+            if self._fault is not None:
+                raise self._fault
+            if self._stopping:
+                raise EngineFault("the engine is shutting down")
+            if len(self._waiting) >= self.engine.config.queue_size:
+                raise QueueFullError(f"{len(self._waiting)} requests wait already (queue_size); try again later")
+            self._waiting.append(ticket)
+            self._state.notify_all()
+        return ticket.future
+
+    def cancel(self, rid: str) -> None:
+        """Drop a waiting request by its id; one whose wave runs is answered to nobody."""
+        with self._state:
+            for ticket in (*self._waiting, *self._running):
+                if ticket.member.request.rid == rid:
+                    ticket.future.cancel()
+
+    def flush_cache(self) -> int:
+        """Forget cached prefixes between two waves; returns the pages freed."""
+        return self._on_engine_thread(self.engine.flush_cache)
+
+    def start_profile(self, options: ProfileOptions) -> None:
+        """Start a trace between two waves; see :meth:`flashrec.profiler.Profiler.start`."""
+        self._on_engine_thread(lambda: self.engine.profiler.start(options))
+
+    def stop_profile(self) -> None:
+        """End a trace between two waves."""
+        self._on_engine_thread(self.engine.profiler.stop)
+
+    def drain(self, timeout: float) -> bool:
+        """Refuse new requests and wait for those in hand; False when some are left after ``timeout`` seconds."""
+        with self._state:
+            self._stopping = True
+            self._state.notify_all()
+            return self._state.wait_for(lambda: not self._waiting and not self._running, timeout)
+
+    def close(self) -> None:
+        """Stop after the wave that runs; whatever still waits gets :class:`EngineFault`."""
+        with self._state:
+            self._stopping = True
+            dropped, self._waiting = self._waiting, []
+            self._state.notify_all()
+        for ticket in dropped:
+            _fail(ticket.future, EngineFault("the engine is shutting down"))
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _on_engine_thread(self, function: Callable[[], T]) -> T:
+        future: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._state:
+            if self._fault is not None:
+                raise self._fault
+            self._calls.append(call)
+            self._state.notify_all()
+        return future.result()
+
+    def _loop(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:
+            logger.exception("the engine failed")
+            self._fail_all(EngineFault(f"the engine failed: {type(error).__name__}: {error}"))
+
+    def _turn(self) -> bool:
+        """Wait for something to do and do it; False when the thread should end."""
+        with self._state:
+            with trace_range("flashrec.batch.wait"):
+                self._state.wait_for(lambda: self._waiting or self._calls or self._stopping, self._patience())
+            calls, self._calls = self._calls, []
+            self._drop_stale()
+            stop = self._stopping and not self._waiting
+            self._admit()
+        for call in calls:
+            call()
+        if self._running:
+            self._run()
+        return not stop or bool(calls)
+
+    def _patience(self) -> float | None:
+        deadlines = [ticket.deadline for ticket in self._waiting if ticket.deadline is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _drop_stale(self) -> None:
+        now, kept = time.monotonic(), []
+        for ticket in self._waiting:
+            if ticket.deadline is not None and ticket.deadline <= now:
+                _fail(ticket.future, DeadlineError("the deadline passed while the request waited for a wave"))
+            elif not ticket.future.cancelled():
+                kept.append(ticket)
+        self._waiting = kept
+
+    def _admit(self) -> None:
+        if not self._waiting:
+            return
+        by_member = {ticket.member: ticket for ticket in self._waiting}
+        wave = self.engine.admission.admit([ticket.member for ticket in self._waiting])
+        self._running = [by_member[member] for member in wave]
+        running = set(self._running)
+        self._waiting = [ticket for ticket in self._waiting if ticket not in running]
+
+    def _run(self) -> None:
+        running = self._running
+        outcomes = self.engine.run_wave([ticket.member for ticket in running])
+        now = time.monotonic()
+        with self._state:
+            self._running = []
+            self._state.notify_all()
+        for ticket, outcome in zip(running, outcomes, strict=True):
+            if not isinstance(outcome, Result):
+                _fail(ticket.future, outcome)
+            elif ticket.deadline is not None and ticket.deadline <= now:
+                _fail(ticket.future, DeadlineError("the deadline passed while the request ran"))
+            elif ticket.future.set_running_or_notify_cancel():
+                ticket.future.set_result(outcome)
+
+    def _fail_all(self, fault: EngineFault) -> None:
+        with self._state:
+            self._fault = fault
+            tickets = (*self._running, *self._waiting)
+            self._running, self._waiting = [], []
+            calls, self._calls = self._calls, []
+            self._state.notify_all()
+        for ticket in tickets:
+            _fail(ticket.future, fault)
+        for call in calls:
+            call()
+
+
+def _fail(future: Future[Any], error: Exception) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)

@@ -1,0 +1,76 @@
+"""Two runs side by side: ``flashrec-harness compare BEFORE AFTER``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+
+from flashrec_harness.environment import differing_keys
+from flashrec_harness.outcome import Check, ExitCode, Outcome
+from flashrec_harness.report.model import RunReport
+from flashrec_harness.report.terminal import rows_table
+from flashrec_harness.stats import log_ratio, percent
+
+_BAD = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE)
+
+
+def _checks(report: RunReport) -> dict[str, Check]:
+    return {f"{c.suite}: {c.name}": c for checks in report.suites.values() for c in checks}
+
+
+def changed_outcomes(before: RunReport, after: RunReport) -> list[dict[str, Any]]:
+    """Checks whose outcome differs, or that only one run has."""
+    old, new = _checks(before), _checks(after)
+    rows = []
+    for name in dict.fromkeys([*old, *new]):
+        was, now = (side[name].outcome if name in side else "absent" for side in (old, new))
+        if was != now:
+            rows.append({"check": name, "before": str(was), "after": str(now)})
+    return rows
+
+
+def changed_figures(before: RunReport, after: RunReport) -> list[dict[str, Any]]:
+    """Median figures of the cells that both runs measured; for people, since no noise band is applied."""
+    old = dict(_figures(before))
+    return [
+        {
+            "cell": cell,
+            "metric": metric,
+            "before": old[cell, metric],
+            "after": value,
+            "change %": percent(log_ratio(value, old[cell, metric])),
+        }
+        for (cell, metric), value in _figures(after)
+        if (cell, metric) in old
+    ]
+
+
+def _figures(report: RunReport) -> Iterator[tuple[tuple[str, str], float]]:
+    for check in report.suites.get("perf", []):
+        for metric, values in check.data.get("samples", {}).items():
+            ordered = sorted(values)
+            yield (check.data["cell"], metric), ordered[len(ordered) // 2]
+
+
+def show(before: RunReport, after: RunReport, console: Console) -> ExitCode:
+    """Print the differences; exit code 1 if a check that was not red before is red now."""
+    console.print(f"before {before.run_id}: {before.headline}", markup=False)
+    console.print(f"after  {after.run_id}: {after.headline}", markup=False)
+    for tier in ("hard", "soft"):
+        ours, theirs = getattr(after.environment, tier), getattr(before.environment, tier)
+        rows: list[dict[str, Any]] = [
+            {f"{tier} key": key, "before": was, "after": now}
+            for key, (now, was) in differing_keys(ours, theirs).items()
+        ]
+        if rows:
+            console.print(rows_table(f"environment, {tier}", rows))
+    outcomes = changed_outcomes(before, after)
+    for title, table in (("outcomes", outcomes), ("figures", changed_figures(before, after))):
+        if table:
+            console.print(rows_table(title, table))
+        else:
+            console.print(f"{title}: no difference", markup=False)
+    worse = [row for row in outcomes if row["after"] in _BAD and row["before"] not in _BAD]
+    return ExitCode.FAILED if worse else ExitCode.OK

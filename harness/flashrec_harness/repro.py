@@ -1,0 +1,160 @@
+"""Repro bundles: one request that went wrong, with everything needed to run it again (SPEC H3b)."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from flashrec import Beam, Engine, EngineConfig, Request, Result, ScoreSpace
+from flashrec_harness.environment import content_digest, model_digest
+from flashrec_harness.outcome import ExitCode
+from flashrec_harness.report.terminal import rows_table
+
+SCHEMA = 1
+_console = Console()
+
+
+class BundleError(ValueError):
+    """A bundle is malformed, or the checkpoint or catalog beside it is not the one it was made with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """``observed`` are the beams that were returned, ``expected`` those of the reference, if there was one.
+
+    A beam is ``{"token_ids", "score_bits"}``, the latter the float32 score's bytes in hex. ``ledger`` holds
+    the step digests of the wave; ``reason`` says what was wrong.
+    """
+
+    suite: str
+    reason: str
+    request: Mapping[str, Any]
+    engine: Mapping[str, Any]
+    digests: Mapping[str, str]
+    observed: Sequence[Mapping[str, Any]]
+    expected: Sequence[Mapping[str, Any]] = ()
+    ledger: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+
+def beam_record(beam: Beam) -> dict[str, Any]:
+    """A beam as bundles compare it: token ids and the exact bits of its score."""
+    return {"token_ids": list(beam.token_ids), "score_bits": struct.pack("<f", beam.score).hex()}
+
+
+def digests(config: EngineConfig) -> dict[str, str]:
+    """Content of the checkpoint and of the catalog."""
+    found = {"model": model_digest(config.model_path)}
+    if config.sid_vocab_file is not None:
+        found["catalog"] = content_digest(config.sid_vocab_file)
+    return found
+
+
+def save_bundle(
+    path: Path,
+    *,
+    suite: str,
+    reason: str,
+    request: Request,
+    config: EngineConfig,
+    result: Result,
+    expected: Sequence[Mapping[str, Any]] = (),
+    ledger: Sequence[Mapping[str, Any]] = (),
+) -> Path:
+    """Write a bundle for ``result``; ``flashrec-harness repro PATH`` replays it."""
+    bundle = Bundle(
+        suite,
+        reason,
+        asdict(request),
+        config.model_dump(mode="json"),
+        digests(config),
+        [beam_record(beam) for beam in result.beams],
+        expected,
+        ledger,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = {"schema": SCHEMA, **asdict(bundle)}
+    path.write_text(json.dumps(body, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return path
+
+
+def load_bundle(path: Path) -> Bundle:
+    """Read a bundle. Raises :class:`BundleError` if it is not one."""
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        if body.pop("schema") != SCHEMA:
+            raise BundleError(f"{path}: not a bundle of schema {SCHEMA}")
+        return Bundle(**body)
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise BundleError(f"{path}: not a repro bundle ({type(error).__name__}: {error})") from None
+
+
+def _request(fields: Mapping[str, Any]) -> Request:
+    """JSON has lists where a request has tuples."""
+
+    def tuples(value: Any) -> Any:
+        return tuple(tuples(one) for one in value) if isinstance(value, list) else value
+
+    values = {name: tuples(value) for name, value in fields.items()}
+    space = values["score_space"]
+    return Request(**(values | {"score_space": None if space is None else ScoreSpace(space)}))
+
+
+def replay(bundle: Bundle) -> list[dict[str, Any]]:
+    """Run the request alone in a fresh engine.
+
+    Raises :class:`BundleError` if the checkpoint or the catalog has changed since.
+    """
+    config = EngineConfig(**bundle.engine)
+    changed = [name for name, digest in digests(config).items() if digest != bundle.digests.get(name)]
+    if changed:
+        raise BundleError(f"{' and '.join(changed)} changed since the bundle was made; check out its commit")
+    engine = Engine(config)
+    try:
+        (result,) = engine.generate([_request(bundle.request)])
+    finally:
+        engine.close()
+    return [beam_record(beam) for beam in result.beams]
+
+
+def command(
+    file: Annotated[Path, typer.Argument(help="A bundle that a suite saved.", exists=True)],
+) -> None:
+    """Replay a failing request. Exit code 1 while it still differs from the reference (or from itself)."""
+    bundle = load_bundle(file)
+    _console.print(f"{bundle.suite}: {bundle.reason}", markup=False)
+    again = replay(bundle)
+    wanted = list(bundle.expected) or list(bundle.observed)
+    rows = [
+        {
+            "rank": rank + 1,
+            "wanted": list(want["token_ids"]) if want else None,
+            "now": got["token_ids"] if got else None,
+            "same": _same(want, got),
+        }
+        for rank, (want, got) in enumerate(_aligned(wanted, again))
+    ]
+    _console.print(rows_table("beams", rows[:20]))
+    same = all(row["same"] for row in rows)
+    as_observed = [dict(beam) for beam in bundle.observed] == again
+    _console.print(f"bits as observed then: {'yes' if as_observed else 'no'}; as wanted: {'yes' if same else 'no'}")
+    raise typer.Exit(ExitCode.OK if same else ExitCode.FAILED)
+
+
+def _aligned(
+    wanted: Sequence[Mapping[str, Any]], got: Sequence[Mapping[str, Any]]
+) -> list[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]:
+    size = max(len(wanted), len(got))
+    return [(wanted[i] if i < len(wanted) else None, got[i] if i < len(got) else None) for i in range(size)]
+
+
+def _same(want: Mapping[str, Any] | None, got: Mapping[str, Any] | None) -> bool:
+    if want is None or got is None or list(want["token_ids"]) != list(got["token_ids"]):
+        return False
+    return "score_bits" not in want or want["score_bits"] == got["score_bits"]

@@ -1,0 +1,204 @@
+"""``flashrec catalog``: statistics, checks and conversion between all formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sid_files import GROUPS, SPELLINGS, codebook_tokens, groups, make_layout, make_tokenizer, write
+from typer.testing import CliRunner
+
+from flashrec.catalog_cli import app
+from flashrec.errors import CatalogError, CheckpointError, FlashRecError, LayoutError
+from flashrec.sid.catalog import load_catalog
+from flashrec.sid.codes import Packing
+from flashrec.sid.writers import CatalogFormat, format_of, write_catalog
+
+TABLES = ("c.tsv", "c.csv", "c.parquet")
+OUTPUTS = ("c.json", "c.index.json", "sid2pid.json", "sid2iid.json", *TABLES, "c.json.gz", "c.tsv.gz")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write(tmp_path / "source.tsv", SPELLINGS["tsv"])
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokens = ["<|sid_begin|>", *codebook_tokens((8, 8, 16)), "<|sid_end|>"]
+    make_tokenizer(tokens).save_pretrained(folder)
+    return folder
+
+
+def run(*arguments: object) -> str:
+    """Standard output of ``flashrec catalog ARGUMENTS``, which must succeed."""
+    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refusal(*arguments: object) -> FlashRecError:
+    """The error that ``flashrec catalog ARGUMENTS`` ends in."""
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert isinstance(result.exception, FlashRecError)
+    assert "\n" not in str(result.exception)
+    return result.exception
+
+
+def test_stats_as_json(source: Path) -> None:
+    figures = json.loads(run("stats", source, "--json"))
+    # {(0,1,2): 2 items, (0,3,0): 1, (7,0,9): 2}
+    assert (figures["depth"], figures["num_sids"], figures["num_items"]) == (3, 3, 5)
+    assert (figures["shared_sids"], figures["sharing_items"], figures["largest_group"]) == (2, 4, 2)
+    assert (figures["repeated_items"], figures["duplicate_rows"]) == (0, 0)
+    assert figures["has_titles"] is True
+    assert figures["has_end_level"] is False
+    levels = figures["levels"]
+    assert [level["codebook_size"] for level in levels] == [8, 4, 10]
+    assert [level["codes_used"] for level in levels] == [2, 3, 3]
+    assert [level["nodes"] for level in levels] == [1, 2, 3]
+    assert [level["max_children"] for level in levels] == [2, 2, 1]
+    assert [level["mean_children"] for level in levels] == [2.0, 1.5, 1.0]
+    assert [level["single_child_nodes"] for level in levels] == [0, 1, 3]
+
+
+def test_stats_against_a_checkpoint(source: Path, model_path: Path) -> None:
+    figures = json.loads(run("stats", source, "--model-path", model_path, "--json"))
+    assert [level["codebook_size"] for level in figures["levels"]] == [8, 8, 16]
+    text = run("stats", source, "--model-path", model_path, "--sid", "11:42/8,8,16")
+    assert "3 semantic IDs of 3 levels, 5 items" in text
+    assert "2 IDs name several items: 4 items, at most 2 under one ID" in text
+
+
+def test_stats_count_items_under_several_sids_and_repeated_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.json", '{"0,0": [1, 1], "0,1": 1, "1,1": [2]}')
+    figures = json.loads(run("stats", path, "--json"))
+    assert (figures["repeated_items"], figures["duplicate_rows"], figures["num_items"]) == (1, 1, 3)
+
+
+def test_check(source: Path, model_path: Path, tmp_path: Path) -> None:
+    assert "3 semantic IDs of 3 levels, 5 items, 0 repeated rows; checked against no checkpoint" in run("check", source)
+    assert "checked against codebooks of 8,8,16" in run("check", source, "--model-path", model_path)
+    end_level = write(tmp_path / "end.json", SPELLINGS["commas with an end level"])
+    assert "of 3 levels" in run("check", end_level, "--model-path", model_path)
+    packed = write(tmp_path / "packed.json", '{"9": "x", "15": "y"}')
+    assert "2 semantic IDs of 2 levels" in run("check", packed, "--packed", "--base", 4, "--depth", 2)
+
+
+def test_errors_are_one_line_of_the_right_kind(source: Path, model_path: Path, tmp_path: Path) -> None:
+    bad = write(tmp_path / "bad.json", '{"1,2,3": "x", "1,2,16": "y"}')
+    error = refusal("check", bad, "--model-path", model_path)
+    assert isinstance(error, CatalogError)
+    assert str(error) == f"{bad}: row 2: level 2 has codes 0 to 15, not 16"
+    error = refusal("check", source, "--model-path", model_path, "--sid", "10:41/8,8,16")
+    assert isinstance(error, LayoutError)
+    assert "--sid 10:41/8,8,16 contradicts the tokenizer, whose added tokens say 11:42/8,8,16" in str(error)
+    assert isinstance(refusal("check", source, "--model-path", tmp_path / "gone"), CheckpointError)
+    assert isinstance(refusal("check", source, "--model-path", tmp_path), CheckpointError)
+    assert "--sid needs --model-path" in str(refusal("check", source, "--sid", "0:1/2"))
+    assert "pass --to" in str(refusal("convert", source, tmp_path / "c.txt"))
+    assert "cannot write" in str(refusal("convert", source, tmp_path / "gone" / "c.json"))
+
+
+@pytest.mark.parametrize("with_model", [False, True])
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_convert_to_every_format(source: Path, model_path: Path, tmp_path: Path, name: str, with_model: bool) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    options = ("--model-path", model_path) if with_model else ()
+    report = run("convert", source, out / name, *options)
+    assert "3 semantic IDs, 5 items" in report
+    catalog = load_catalog(out / name, make_layout(8, 8, 16))
+    assert groups(catalog) == GROUPS
+    assert [entry.name for entry in out.iterdir()] == [name]
+    if catalog.titles is None:
+        assert "titles left out" in report
+    else:
+        assert catalog.titles[:] == [f"title of {item}" for item in catalog.items]
+
+
+def test_converted_tokens_are_the_checkpoints(source: Path, model_path: Path, tmp_path: Path) -> None:
+    run("convert", source, tmp_path / "a.index.json")
+    assert json.loads((tmp_path / "a.index.json").read_text())["c"] == ["<a_0>", "<b_3>", "<c_0>"]
+    run("convert", source, tmp_path / "b.json", "--to", "index", "--model-path", model_path)
+    assert json.loads((tmp_path / "b.json").read_text())["c"] == ["<s_a_0>", "<s_b_3>", "<s_c_0>"]
+
+
+def test_converted_code_columns_end_level_and_packed_integers(source: Path, tmp_path: Path) -> None:
+    run("convert", source, tmp_path / "c.csv", "--code-columns")
+    frame = pd.read_csv(tmp_path / "c.csv", dtype={"item_id": str})
+    assert sorted(frame.columns) == ["code_0", "code_1", "code_2", "item_id", "title"]
+    assert frame.set_index("item_id").loc["日本", ["code_0", "code_1", "code_2"]].tolist() == [7, 0, 9]
+    run("convert", source, tmp_path / "c.json", "--end-level")
+    assert list(json.loads((tmp_path / "c.json").read_text())) == ["0,1,2,1", "0,3,0,1", "7,0,9,1"]
+    run("convert", source, tmp_path / "sid2iid.json", "--base", 16)
+    packed = json.loads((tmp_path / "sid2iid.json").read_text())
+    assert packed[str(7 * 256 + 9)] == [{"iid": 10}, {"iid": "日本"}]
+
+
+def test_what_a_format_cannot_hold_is_refused(tmp_path: Path) -> None:
+    twice = write(tmp_path / "twice.json", '{"0,0": "x", "0,1": "x"}')
+    assert "item 'x' has two semantic IDs" in str(refusal("convert", twice, tmp_path / "c.index.json"))
+    assert "do not fit 2 levels of 8192 codes" not in run("convert", twice, tmp_path / "sid2pid.json")
+    wide = write(tmp_path / "wide.json", '{"0,9": "x"}')
+    error = refusal("convert", wide, tmp_path / "c.json", "--to", "packed", "--base", 9)
+    assert "2 levels with codes up to 9 do not fit 2 levels of 9 codes" in str(error)
+    lines = write(tmp_path / "lines.json", '{"0,9": "x\\ny"}')
+    assert "holds a line end: write CSV or Parquet" in str(refusal("convert", lines, tmp_path / "c.tsv"))
+    assert "1 items" in run("convert", lines, tmp_path / "c.csv")
+
+
+def test_format_of_a_file_name() -> None:
+    assert format_of(Path("x.index.json.gz")) is CatalogFormat.INDEX
+    assert format_of(Path("sid2pid.json")) is CatalogFormat.PACKED
+    assert format_of(Path("catalog.json")) is CatalogFormat.JSON
+    assert format_of(Path("a.b.parquet")) is CatalogFormat.PARQUET
+
+
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
+
+
+@given(
+    pairs=st.lists(st.tuples(st.tuples(*[st.integers(0, 7)] * 2), TEXT, TEXT), min_size=1, max_size=12),
+    kind=st.sampled_from(CatalogFormat),
+    code_columns=st.booleans(),
+    zipped=st.booleans(),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
+def test_any_catalog_survives_any_format_or_is_refused(
+    tmp_path: Path,
+    pairs: list[tuple[tuple[int, ...], str, str]],
+    kind: CatalogFormat,
+    code_columns: bool,
+    zipped: bool,
+) -> None:
+    frame = pd.DataFrame(pairs, columns=["sid", "item_id", "title"])
+    frame["code_0"], frame["code_1"] = zip(*frame.pop("sid"), strict=True)
+    frame.to_parquet(tmp_path / "source")
+    catalog = load_catalog(tmp_path / "source", None)
+    out = tmp_path / ("out.gz" if zipped else "out")
+    try:
+        write_catalog(catalog, out, kind, code_columns=code_columns)
+    except CatalogError as error:
+        refused = str(error)
+    else:
+        refused = ""
+    if refused:
+        items = [item for _, item, _ in pairs]
+        texts = items + [title for _, _, title in pairs]
+        two_sids = len({(sid, item) for sid, item, _ in pairs}) > len(set(items))
+        line_end = any("\n" in text or "\r" in text for text in texts)
+        assert (kind is CatalogFormat.INDEX and two_sids) or (kind is CatalogFormat.TSV and line_end)
+        return
+    packing = Packing(depth=2) if kind is CatalogFormat.PACKED else None
+    again = load_catalog(out, None, packing=packing)
+    assert again.digest == catalog.digest
+    assert groups(again) == groups(catalog)
+    if again.titles is not None:
+        assert catalog.titles is not None
+        assert again.titles[:] == catalog.titles[:]
