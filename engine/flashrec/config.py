@@ -60,6 +60,9 @@ class EngineConfig(BaseModel):
     enable_fused_rms_fp8: bool = Field(True, description="fuse RMSNorm with the FP8 quantisation of its output")
     enable_fused_silu_fp8: bool = Field(True, description="fuse SiLU x up with the FP8 quantisation of its output")
     enable_fused_qk_rope_kv: bool = Field(True, description="fuse QK-norm, RoPE and the KV store")
+    max_filter_keys: int = Field(
+        1 << 20, ge=1, description="SIDs that the exclude and allow lists of a wave may name together"
+    )
     queue_size: int = Field(1024, ge=1, description="requests that wait for a wave; more are refused")
     dense_trie_cells: int = Field(
         1 << 20, ge=0, description="trie levels with at most this many cells are dense, the others CSR"

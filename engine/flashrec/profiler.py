@@ -103,9 +103,7 @@ class ProfileOptions:
         for name in ("profile_prefix", "profile_id"):
             value = getattr(self, name)
             if value is not None and not _FILE_SAFE.fullmatch(value):
-                raise RequestError(
-                    name, f"must be letters, digits, '.', '_' or '-' (128 at most), got {value!r}"
-                )
+                raise RequestError(name, f"must be letters, digits, '.', '_' or '-' (128 at most), got {value!r}")
         if not self.activities or not set(self.activities) <= {"CPU", "GPU"}:
             raise RequestError("activities", f"must be CPU, GPU or both, got {list(self.activities)}")
 
@@ -173,9 +171,7 @@ class Profiler:
             RequestError: the machine has none of the activities, or the directory cannot be made.
         """
         if self.state != "idle":
-            raise ProfilerStateError(
-                f"the profiler is {self.state}: wait for it, or POST /stop_profile first"
-            )
+            raise ProfilerStateError(f"the profiler is {self.state}: wait for it, or POST /stop_profile first")
         options.torch_activities()
         try:
             options.output_dir.mkdir(parents=True, exist_ok=True)
@@ -229,6 +225,7 @@ class Profiler:
             activities=self._options.torch_activities(),
             with_stack=self._options.with_stack,
             record_shapes=self._options.record_shapes,
+            acc_events=True,  # one cycle only; without it torch 2.11 warns that cycles would be cleared
             experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
         self._recording.start()

@@ -15,11 +15,16 @@ class ChildError(RuntimeError):
     """A child process failed or ran out of time; the message ends with the tail of its log."""
 
 
+def harness_root() -> Path:
+    """The directory to put on ``PYTHONPATH`` for this ``flashrec_harness``."""
+    return Path(__file__).parent.parent
+
+
 def package_path() -> str:
     """``PYTHONPATH`` under which a child imports the same ``flashrec`` and ``flashrec_harness`` as we do."""
     import flashrec
 
-    roots = [str(Path(flashrec.__path__[0]).parent), str(Path(__file__).parent.parent)]
+    roots = [str(Path(flashrec.__path__[0]).parent), str(harness_root())]
     return os.pathsep.join([*roots, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

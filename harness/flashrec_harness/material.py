@@ -38,17 +38,11 @@ class Material:
             raise CatalogError(f"{self.sequences}: no held-out histories; name a CSV with --sequences")
         return read_histories(self.sequences)
 
-    def sid_text(self, item: str) -> str:
-        """An item's semantic ID as text, wrapped in the layout's begin and end tokens."""
-        assert self.layout is not None
-        assert self.catalog is not None
-        (rank,) = self.catalog.ranks_of_items([item])[:1]
-        inner = self.layout.text([int(code) for code in self.catalog.sids[rank]])
-        return f"{self.layout.begin_text}{inner}{self.layout.end_text}"
-
     def history_prompts(self, count: int) -> list[Prompt]:
         """Prompts from the first ``count`` histories, through the checkpoint's chat template."""
-        builder = PromptBuilder(self.tokenizer, self.sid_text)
+        if self.layout is None or self.catalog is None:
+            raise CatalogError("prompts from histories need a catalog; name one with --sid-vocab-file")
+        builder = PromptBuilder(self.tokenizer, self.layout, self.catalog)
         return builder.prompts([history.items for history in self.histories[:count]])
 
     def random_prompts(self, count: int, tokens: int, seed: int) -> list[Prompt]:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import httpx
 
+from flashrec_harness.children import package_path
+
 HEALTH_TIMEOUT_S = 180.0
 _POLL_S = 0.2
 _LOG_TAIL_LINES = 40
@@ -119,7 +121,7 @@ def flashrec_server(
     with started_server(
         command,
         name="flashrec",
-        env={**_package_path(), **(env or {})},
+        env={"PYTHONPATH": package_path(), **(env or {})},
         log_dir=log_dir,
         timeout_s=timeout_s,
     ) as server:
@@ -213,12 +215,3 @@ def _await_group(leader: int, deadline: float) -> None:
         except ProcessLookupError:
             return
         time.sleep(0.05)
-
-
-def _package_path() -> dict[str, str]:
-    """``PYTHONPATH`` that lets a child import the same ``flashrec`` as this process, installed or not."""
-    import flashrec
-
-    root = str(Path(flashrec.__path__[0]).parent)
-    inherited = os.environ.get("PYTHONPATH", "")
-    return {"PYTHONPATH": os.pathsep.join(part for part in (root, inherited) if part)}

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from flashrec_harness.servers import HEALTH_TIMEOUT_S, RunningServer, started_server
@@ -24,9 +25,7 @@ _REQUIREMENTS = _FILES / "requirements-cpu.txt"
 _INSTALL_TIMEOUT_S = 1800.0
 _IMPORT_TIMEOUT_S = 180.0
 _READY = "ready.json"
-_PROBE = (
-    "import cpu_shims, sglang; from sglang.srt.beam_search import joint_select; print(sglang.__version__)"
-)
+_PROBE = "import cpu_shims, sglang; from sglang.srt.beam_search import joint_select; print(sglang.__version__)"
 
 
 class SglangUnavailableError(RuntimeError):
@@ -37,6 +36,11 @@ def cache_directory() -> Path:
     """``$XDG_CACHE_HOME/flashrec``, or ``~/.cache/flashrec``."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "flashrec"
+
+
+def named_url() -> str | None:
+    """The running server that ``SGLANG_BEAM_URL`` names, if it does."""
+    return os.environ.get(URL_VARIABLE) or None
 
 
 def sglang_python(*, create: bool = True) -> Path:
@@ -158,6 +162,7 @@ def _imports(python: Path, statement: str) -> bool:
     return subprocess.run([str(python), "-c", statement], capture_output=True, check=False).returncode == 0
 
 
+@cache
 def _probe(python: Path, what: str) -> str:
     """SGLang's version as ``python`` imports it."""
     if not python.exists():
@@ -172,9 +177,7 @@ def _probe(python: Path, what: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise SglangUnavailableError(
-            f"{what}: importing SGLang took over {_IMPORT_TIMEOUT_S:.0f} s"
-        ) from error
+        raise SglangUnavailableError(f"{what}: importing SGLang took over {_IMPORT_TIMEOUT_S:.0f} s") from error
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
         raise SglangUnavailableError(f"{what}: SGLang does not import ({last[0]})")

@@ -84,7 +84,7 @@ class FakeEngine:
                 raise RequestError(name, why)
 
     def stats(self) -> dict[str, Any]:
-        return {"waves": 3, "kernels": {"rms_norm": "torch"}, "pages": {"free": 5, "used": 2}}
+        return {"waves": 3, "kernels": {"rms_norm": "torch"}, "pages": {"free": 5, "used": 2}, "buckets": {16: 4}}
 
 
 class FakeScheduler:

@@ -30,9 +30,7 @@ def wave(profiler: Profiler, decode_steps: int) -> None:
 
 def spans(path: Path) -> Counter[str]:
     trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-    return Counter(
-        event["name"] for event in trace["traceEvents"] if event.get("name", "").startswith("flashrec.")
-    )
+    return Counter(event["name"] for event in trace["traceEvents"] if event.get("name", "").startswith("flashrec."))
 
 
 def options(directory: Path, **changes: Any) -> ProfileOptions:

@@ -41,6 +41,7 @@ def test_models_and_server_info(shop: Running) -> None:
     assert (info["catalog"]["num_sids"], info["catalog"]["num_items"]) == (4, 5)
     assert info["layout"] == {"depth": 2, "sizes": [3, 3], "begin": 262, "end": 263}
     assert info["engine"]["waves"] == 3
+    assert info["engine"]["buckets"] == {"16": 4}
     assert info["engine_config"]["score_space"] == "sid"
     assert info["profiler"]["state"] == "idle"
     assert shop.client.get("/model_info").json()["model_path"].endswith("shop-model")
@@ -71,6 +72,7 @@ def test_metrics_count_what_happened(shop: Running) -> None:
     assert found["flashrec_phase_seconds_count", "phase=tokenize"] == 2
     assert found["flashrec_engine_waves", ""] == 3
     assert found["flashrec_engine_pages", "name=free"] == 5
+    assert found["flashrec_engine_buckets", "name=16"] == 4
     assert found["flashrec_engine_kernels_info", "rms_norm=torch"] == 1
     assert found["flashrec_engine_queue_depth", ""] == 0
 

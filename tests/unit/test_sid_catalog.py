@@ -196,3 +196,23 @@ def test_sort_order_is_lexicographic_and_stable(data: st.DataObject, depth: int,
     sids = data.draw(st.lists(sid, min_size=1, max_size=30))
     order = sort_order(np.array(sids, dtype=np.int32))
     assert order.tolist() == sorted(range(len(sids)), key=lambda row: sids[row])
+
+
+def test_parquet_with_the_items_as_index(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.parquet"
+    frame = pd.DataFrame({"code_0": [1, 0]}, index=pd.Index(["x", "y"], name="item_id"))
+    frame.to_parquet(path)
+    assert groups(load_catalog(path, None)) == {(0,): ["y"], (1,): ["x"]}
+    assert peek_depth(path) == 1
+
+
+def test_item_strings_by_position_slice_and_iteration(tmp_path: Path) -> None:
+    items = load_catalog(write(tmp_path / "catalog.json", SPELLINGS["commas"]), None).items
+    expected = ["ä", "b", "c", "10", "日本"]
+    assert list(items) == items[:] == [items[position] for position in range(5)] == expected
+    assert items[1:4] == expected[1:4]
+    assert items[::-2] == expected[::-2]
+    assert items[4:2] == []
+    assert items[-1] == "日本"
+    with pytest.raises(IndexError):
+        items[5]

@@ -169,7 +169,7 @@ TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
     code_columns=st.booleans(),
     zipped=st.booleans(),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
 def test_any_catalog_survives_any_format_or_is_refused(
     tmp_path: Path,
     pairs: list[tuple[tuple[int, ...], str, str]],

@@ -17,13 +17,14 @@ from flashrec.kvcache.pool import KVPool
 class PrefillMeta:
     """A ragged causal pass over T prompt tokens; a token sees its request's positions up to its own.
 
-    ``query_lens`` and ``kv_lens`` are host numbers per request of the pass: its tokens in the pass, and its
-    positions that are in the pool once they are stored. Device tensors: ``kv_len`` int32 [R], the same as
-    ``kv_lens``; ``positions`` int32 [T]; ``page_table`` int32 [R, pages]; ``tiles`` cut the T rows.
+    On the host, per request of the pass: ``query_lens``, its tokens in the pass; ``kv_lens``, its positions that
+    are in the pool once they are stored; ``pages``, the pages that hold them. Device tensors: ``kv_len`` int32
+    [R], the same as ``kv_lens``; ``positions`` int32 [T]; ``page_table`` int32 [R, pages]; ``tiles`` cut the T rows.
     """
 
     query_lens: Sequence[int]
     kv_lens: Sequence[int]
+    pages: Sequence[Sequence[int]]
     kv_len: torch.Tensor
     positions: torch.Tensor
     page_table: torch.Tensor

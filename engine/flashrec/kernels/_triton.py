@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-__all__ = ["MODE", "TritonMode", "ceil_div", "jit", "next_power_of_2", "tl"]
+__all__ = ["MODE", "TritonMode", "ceil_div", "descriptor", "jit", "next_power_of_2", "tl"]
 
 _SWITCH = "TRITON_INTERPRET"
 
@@ -110,6 +110,13 @@ def jit(function: Callable[..., Any]) -> Any:
 
         return InterpretedFunction(function)
     return triton.jit(function)
+
+
+def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:
+    """A host-side tensor descriptor of ``tensor`` for tiles of shape ``block``."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(tensor, block)
 
 
 def ceil_div(a: int, b: int) -> int:

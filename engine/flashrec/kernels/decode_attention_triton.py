@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from flashrec.kernels._softmax import LOG2E, attend_tile, merge_states
+from flashrec.kernels._softmax import LOG2E, attend_range, cache_arguments, merge_states
 from flashrec.kernels._triton import ceil_div, jit, next_power_of_2, tl
 from flashrec.kernels.paged_attention import KV_TILE
 from flashrec.kernels.quantize import ABSMAX_FLOOR, empty_codes
@@ -20,6 +20,60 @@ SPLIT_TOKENS = 512
 """Tokens of one context split: fixed, so that a row's reduction order depends on its context alone."""
 PARALLEL_TILES = 264
 """Tiles x K/V heads from which the context kernel fills the chip (132 multiprocessors) without splits."""
+CONTEXT_WARPS = 8
+CONTEXT_STAGES = 3
+PREFETCH = 4
+"""States, or a beam's own tokens, whose loads the merge kernel has in flight together."""
+
+
+@jit
+def _split_state(
+    queries: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    pages: tl.tensor,
+    kv_head: tl.tensor,
+    begin: tl.tensor,
+    length: tl.tensor,
+    limits: tl.tensor,
+    log2_scale: tl.tensor,
+    slot_stride: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+    KV_TILE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLIT: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
+) -> tl.tensor:
+    """Device: softmax state, from scratch, of the tokens ``begin .. min(begin + SPLIT, length) - 1``."""
+    size: tl.constexpr = queries.shape[0]
+    peak = tl.full((size,), float("-inf"), tl.float32)
+    total = tl.zeros((size,), tl.float32)
+    weighted = tl.zeros((size, BLOCK_D), tl.float32)
+    end = tl.minimum(begin + SPLIT, length)
+    whole = begin + (end - begin) // KV_TILE * KV_TILE
+    peak, total, weighted = attend_range(
+        queries,
+        peak,
+        total,
+        weighted,
+        k_cache,
+        v_cache,
+        pages,
+        kv_head,
+        begin,
+        whole,
+        end,
+        limits,
+        log2_scale,
+        slot_stride,
+        PAGE_SIZE,
+        KV_TILE,
+        HEAD_DIM,
+        BLOCK_D,
+        DESCRIPTOR,
+    )
+    return peak, total, weighted
 
 
 @jit
@@ -36,7 +90,6 @@ def _context_kernel(
     peaks: tl.tensor,
     totals: tl.tensor,
     log2_scale: tl.tensor,
-    v_scale: tl.tensor,
     page_stride: tl.tensor,
     slot_stride: tl.tensor,
     num_rows: tl.tensor,
@@ -50,6 +103,7 @@ def _context_kernel(
     KV_TILE: tl.constexpr,
     SPLIT: tl.constexpr,
     ACROSS: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
 ) -> None:
     """K/V head x row tile x split (``ACROSS``) a program, else all splits of a tile.
 
@@ -61,25 +115,24 @@ def _context_kernel(
     group: tl.constexpr = Q_HEADS // KV_HEADS
     live = tl.load(tile_rows + tile)
     request = tl.load(tile_request + tile)
+    row0 = tl.load(tile_row0 + tile)
     length = tl.load(ctx_len + request)
     if (live > 0) & (split * SPLIT < length):
         m = tl.arange(0, TILE_ROWS * GROUP_BLOCK)
         member = m % GROUP_BLOCK
         inside = (m // GROUP_BLOCK < live) & (member < group)
-        row = (tl.load(tile_row0 + tile) + m // GROUP_BLOCK).to(tl.int64)
-        head = row * Q_HEADS + kv_head * group + member
+        head = (row0 + m // GROUP_BLOCK).to(tl.int64) * Q_HEADS + kv_head * group + member
         lane = tl.arange(0, BLOCK_D)
         mask = inside[:, None] & (lane < HEAD_DIM)[None, :]
         queries = tl.load(q + head[:, None] * HEAD_DIM + lane[None, :], mask=mask, other=0.0)
         pages = page_table + request.to(tl.int64) * page_stride
-        k_head = k_cache + kv_head * HEAD_DIM
-        v_head = v_cache + kv_head * HEAD_DIM
         limits = tl.zeros_like(m) + length
         peak, total, weighted = _split_state(
             queries,
-            k_head,
-            v_head,
+            k_cache,
+            v_cache,
             pages,
+            kv_head,
             split * SPLIT,
             length,
             limits,
@@ -90,14 +143,16 @@ def _context_kernel(
             HEAD_DIM,
             BLOCK_D,
             SPLIT,
+            DESCRIPTOR,
         )
         if not ACROSS:
             for begin in range(SPLIT, length, SPLIT):
                 other_peak, other_total, other_weighted = _split_state(
                     queries,
-                    k_head,
-                    v_head,
+                    k_cache,
+                    v_cache,
                     pages,
+                    kv_head,
                     begin,
                     length,
                     limits,
@@ -108,81 +163,13 @@ def _context_kernel(
                     HEAD_DIM,
                     BLOCK_D,
                     SPLIT,
+                    DESCRIPTOR,
                 )
-                peak, total, weighted = merge_states(
-                    peak, total, weighted, other_peak, other_total, other_weighted
-                )
+                peak, total, weighted = merge_states(peak, total, weighted, other_peak, other_total, other_weighted)
         target = split.to(tl.int64) * num_rows * Q_HEADS + head
         tl.store(partial + target[:, None] * HEAD_DIM + lane[None, :], weighted, mask=mask)
         tl.store(peaks + target, peak, mask=inside)
         tl.store(totals + target, total, mask=inside)
-
-
-@jit
-def _split_state(
-    queries: tl.tensor,
-    k_head: tl.tensor,
-    v_head: tl.tensor,
-    pages: tl.tensor,
-    begin: tl.tensor,
-    length: tl.tensor,
-    limits: tl.tensor,
-    log2_scale: tl.tensor,
-    slot_stride: tl.tensor,
-    PAGE_SIZE: tl.constexpr,
-    KV_TILE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SPLIT: tl.constexpr,
-) -> tl.tensor:
-    """Device: softmax state, from scratch, of the tokens ``begin .. min(begin + SPLIT, length) - 1``."""
-    size: tl.constexpr = queries.shape[0]
-    peak = tl.full((size,), float("-inf"), tl.float32)
-    total = tl.zeros((size,), tl.float32)
-    weighted = tl.zeros((size, BLOCK_D), tl.float32)
-    end = tl.minimum(begin + SPLIT, length)
-    whole = begin + (end - begin) // KV_TILE * KV_TILE
-    for start in range(begin, whole, KV_TILE):
-        peak, total, weighted = attend_tile(
-            queries,
-            peak,
-            total,
-            weighted,
-            k_head,
-            v_head,
-            pages,
-            start,
-            end,
-            limits,
-            log2_scale,
-            slot_stride,
-            PAGE_SIZE,
-            KV_TILE,
-            HEAD_DIM,
-            BLOCK_D,
-            False,
-        )
-    if whole < end:
-        peak, total, weighted = attend_tile(
-            queries,
-            peak,
-            total,
-            weighted,
-            k_head,
-            v_head,
-            pages,
-            whole,
-            end,
-            limits,
-            log2_scale,
-            slot_stride,
-            PAGE_SIZE,
-            KV_TILE,
-            HEAD_DIM,
-            BLOCK_D,
-            True,
-        )
-    return peak, total, weighted
 
 
 @jit
@@ -217,6 +204,7 @@ def _merge_kernel(
     SPLIT: tl.constexpr,
     ACROSS: tl.constexpr,
     QUANTIZE: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ) -> None:
     """One row a program: merges its context states in order, adds its beam's own tokens, and divides.
 
@@ -237,28 +225,31 @@ def _merge_kernel(
         weighted = tl.load(partial + row * (Q_HEADS * HEAD_DIM) + inner, mask=mask, other=0.0)
         if ACROSS:
             length = tl.load(ctx_len + tl.load(tile_request + tile))
-            for split in range(1, tl.cdiv(length, SPLIT)):
-                skip = split * num_rows.to(tl.int64) * Q_HEADS
-                other_peak = tl.load(peaks + skip + index, mask=live, other=0.0)
-                other_total = tl.load(totals + skip + index, mask=live, other=0.0)
-                source = partial + (skip + row * Q_HEADS) * HEAD_DIM + inner
-                other_weighted = tl.load(source, mask=mask, other=0.0)
-                peak, total, weighted = merge_states(
-                    peak, total, weighted, other_peak, other_total, other_weighted
-                )
+            splits = tl.cdiv(length, SPLIT)
+            for first in range(1, splits, PREFETCH):
+                for ahead in tl.static_range(PREFETCH):
+                    present = first + ahead < splits
+                    skip = (first + ahead) * num_rows.to(tl.int64) * Q_HEADS
+                    other_peak = tl.load(peaks + skip + index, mask=live & present, other=float("-inf"))
+                    other_total = tl.load(totals + skip + index, mask=live & present, other=0.0)
+                    source = partial + (skip + row * Q_HEADS) * HEAD_DIM + inner
+                    other_weighted = tl.load(source, mask=mask & present, other=0.0)
+                    peak, total, weighted = merge_states(peak, total, weighted, other_peak, other_total, other_weighted)
         weighted *= v_scale
         query = tl.load(q + row * (Q_HEADS * HEAD_DIM) + inner, mask=mask, other=0.0).to(tl.float32)
-        kv_head = head // (Q_HEADS // KV_HEADS)
-        kv_inner = kv_head[:, None] * HEAD_DIM + lane[None, :]
-        for step in range(steps):
-            slot = beam_base + step * beam_capacity + tl.load(ancestors + step * ancestor_stride + row)
-            source = slot.to(tl.int64) * slot_stride + kv_inner
-            k = tl.load(k_cache + source, mask=mask, other=0.0).to(tl.float32)
-            v = tl.load(v_cache + source, mask=mask, other=0.0).to(tl.float32) * v_scale
-            logit = tl.sum(query * k, axis=1) * log2_scale
-            peak, total, weighted = merge_states(
-                peak, total, weighted, logit, tl.full(logit.shape, 1.0, tl.float32), v
-            )
+        kv_inner = (head // (Q_HEADS // KV_HEADS))[:, None] * HEAD_DIM + lane[None, :]
+        for first in range(0, steps, PREFETCH):
+            for ahead in tl.static_range(PREFETCH):
+                step = first + ahead
+                ancestor = tl.load(ancestors + step * ancestor_stride + row, mask=step < steps, other=0)
+                slot = beam_base + step.to(tl.int64) * beam_capacity + ancestor
+                source = slot * slot_stride + kv_inner
+                own = mask & (step < steps)
+                k = tl.load(k_cache + source, mask=own, other=0.0).to(tl.float32)
+                v = tl.load(v_cache + source, mask=own, other=0.0).to(tl.float32) * v_scale
+                logit = tl.where(step < steps, tl.sum(query * k, axis=1) * log2_scale, float("-inf"))
+                one = tl.where(step < steps, tl.full(logit.shape, 1.0, tl.float32), 0.0)
+                peak, total, weighted = merge_states(peak, total, weighted, logit, one, v)
         result = (weighted / total[:, None]).to(q.dtype.element_ty)
         target = out + row * (Q_HEADS * HEAD_DIM) + inner
         if QUANTIZE:
@@ -308,10 +299,11 @@ def _launch(
     value_scale = v_scale if quantised else 1.0
     block_d = max(16, next_power_of_2(head_dim))
     group_block = next_power_of_2(q_heads // kv_heads)
+    k_tiles, v_tiles, descriptor = cache_arguments(k_cache, v_cache, page_size, KV_TILE)
     _context_kernel[(kv_heads, num_tiles, splits)](
         q,
-        k_cache,
-        v_cache,
+        k_tiles,
+        v_tiles,
         page_table,
         ctx_len,
         *tiles,
@@ -319,7 +311,6 @@ def _launch(
         peaks,
         totals,
         log2_scale,
-        value_scale,
         page_table.stride(0),
         k_cache.stride(0),
         rows,
@@ -333,8 +324,9 @@ def _launch(
         KV_TILE=KV_TILE,
         SPLIT=SPLIT_TOKENS,
         ACROSS=across,
-        num_warps=8,
-        num_stages=3,
+        DESCRIPTOR=descriptor,
+        num_warps=CONTEXT_WARPS,
+        num_stages=CONTEXT_STAGES,
     )
     _merge_kernel[(num_tiles, tile_rows)](
         q,
@@ -365,6 +357,7 @@ def _launch(
         SPLIT=SPLIT_TOKENS,
         ACROSS=across,
         QUANTIZE=out_scale is not None,
+        PREFETCH=PREFETCH,
         num_warps=4,
     )
 

@@ -71,6 +71,4 @@ def linear_fp8_scaled_mm(
 
     H200, torch 2.11, 2026-11-29, Qwen3-1.7B shapes: bit-identical rows for every M from 1 to 4,096 tried.
     """
-    return torch._scaled_mm(
-        x_fp8, w_fp8.T, scale_a=x_scale, scale_b=w_scale.unsqueeze(0), out_dtype=out_dtype
-    )
+    return torch._scaled_mm(x_fp8, w_fp8.T, scale_a=x_scale, scale_b=w_scale.unsqueeze(0), out_dtype=out_dtype)

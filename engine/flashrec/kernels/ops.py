@@ -88,9 +88,7 @@ def select_ops(
     elif MODE is TritonMode.DEVICE:
         callables, choices = _device_kernels(device, dtype)
     else:
-        raise ConfigError(
-            f"kernels: Triton is {MODE.value} here; install flashrec[gpu], or ask for kernels=torch"
-        )
+        raise ConfigError(f"kernels: Triton is {MODE.value} here; install flashrec[gpu], or ask for kernels=torch")
     off = {
         "enable_fused_rms_fp8 is off": () if enable_fused_rms_fp8 else ("add_rms_norm_quant",),
         "enable_fused_silu_fp8 is off": () if enable_fused_silu_fp8 else ("silu_mul_quant",),

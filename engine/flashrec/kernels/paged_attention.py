@@ -68,9 +68,7 @@ def unfold_heads(x: torch.Tensor, tiles: int, rows: int) -> torch.Tensor:
     return grouped.transpose(1, 2).reshape(tiles, rows, -1, x.shape[2])
 
 
-def scatter_rows(
-    values: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor, num_rows: int
-) -> torch.Tensor:
+def scatter_rows(values: torch.Tensor, rows: torch.Tensor, valid: torch.Tensor, num_rows: int) -> torch.Tensor:
     """[tiles, tile_rows, ...] -> [num_rows, ...]; rows that no tile covers are zero."""
     out = values.new_zeros(num_rows + 1, *values.shape[2:])
     out[torch.where(valid, rows, num_rows).flatten()] = values.flatten(0, 1)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from flashrec.kernels._softmax import LOG2E, attend_tile
+from flashrec.kernels._softmax import LOG2E, attend_range, cache_arguments
 from flashrec.kernels._triton import jit, next_power_of_2, tl
 from flashrec.kernels.paged_attention import KV_TILE, context_state, gather_rows, scatter_rows, unfold_heads
 from flashrec.kernels.tiles import RowTiles
+
+PREFILL_WARPS = 8
+PREFILL_STAGES = 3
 
 
 def paged_prefill_attention(
@@ -65,6 +68,7 @@ def _prefill_kernel(
     TILE_ROWS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     KV_TILE: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
 ) -> None:
     """K/V head x row tile a program; late tiles, which see most, first. ``q``, ``out`` [T, hq, HEAD_DIM]."""
     kv_head = tl.program_id(0)
@@ -87,51 +91,30 @@ def _prefill_kernel(
         end = tl.max(tl.where(in_tile, limits, 0), axis=0)
         whole = tl.min(tl.where(in_tile, limits, length), axis=0) // KV_TILE * KV_TILE
         pages = page_table + request.to(tl.int64) * page_stride
-        k_head = k_cache + kv_head * HEAD_DIM
-        v_head = v_cache + kv_head * HEAD_DIM
         peak = tl.full((TILE_ROWS * GROUP_BLOCK,), float("-inf"), tl.float32)
         total = tl.zeros((TILE_ROWS * GROUP_BLOCK,), tl.float32)
         weighted = tl.zeros((TILE_ROWS * GROUP_BLOCK, BLOCK_D), tl.float32)
-        for start in range(0, whole, KV_TILE):
-            peak, total, weighted = attend_tile(
-                queries,
-                peak,
-                total,
-                weighted,
-                k_head,
-                v_head,
-                pages,
-                start,
-                end,
-                limits,
-                log2_scale,
-                slot_stride,
-                PAGE_SIZE,
-                KV_TILE,
-                HEAD_DIM,
-                BLOCK_D,
-                False,
-            )
-        for start in range(whole, end, KV_TILE):
-            peak, total, weighted = attend_tile(
-                queries,
-                peak,
-                total,
-                weighted,
-                k_head,
-                v_head,
-                pages,
-                start,
-                end,
-                limits,
-                log2_scale,
-                slot_stride,
-                PAGE_SIZE,
-                KV_TILE,
-                HEAD_DIM,
-                BLOCK_D,
-                True,
-            )
+        peak, total, weighted = attend_range(
+            queries,
+            peak,
+            total,
+            weighted,
+            k_cache,
+            v_cache,
+            pages,
+            kv_head,
+            0,
+            whole,
+            end,
+            limits,
+            log2_scale,
+            slot_stride,
+            PAGE_SIZE,
+            KV_TILE,
+            HEAD_DIM,
+            BLOCK_D,
+            DESCRIPTOR,
+        )
         total = tl.where(total == 0.0, 1.0, total)
         result = weighted / total[:, None] * v_scale
         tl.store(out + head[:, None] * HEAD_DIM + lane[None, :], result.to(out.dtype.element_ty), mask=mask)
@@ -157,11 +140,12 @@ def paged_prefill_attention_triton(
     num_tiles = tiles.rows.shape[0]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     quantised = k_cache.element_size() == 1
+    k_tiles, v_tiles, descriptor = cache_arguments(k_cache, v_cache, page_size, KV_TILE)
     if num_tiles:
         _prefill_kernel[(kv_heads, num_tiles)](
             q,
-            k_cache,
-            v_cache,
+            k_tiles,
+            v_tiles,
             page_table,
             kv_len,
             positions,
@@ -179,7 +163,8 @@ def paged_prefill_attention_triton(
             TILE_ROWS=tile_rows,
             PAGE_SIZE=page_size,
             KV_TILE=KV_TILE,
-            num_warps=8,
-            num_stages=3,
+            DESCRIPTOR=descriptor,
+            num_warps=PREFILL_WARPS,
+            num_stages=PREFILL_STAGES,
         )
     return out

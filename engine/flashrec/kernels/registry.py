@@ -66,9 +66,7 @@ _SPECS = (
         Tolerance.MEASURED,
         {TRITON: qk_norm_rope_store.qk_norm_rope_store_triton},
     ),
-    _spec(
-        linear.linear, Tolerance.MEASURED, {TRITON: split_gemm.linear_triton, CUBLAS: linear.linear_cublas}
-    ),
+    _spec(linear.linear, Tolerance.MEASURED, {TRITON: split_gemm.linear_triton, CUBLAS: linear.linear_cublas}),
     _spec(
         linear.linear_fp8,
         Tolerance.MEASURED,

@@ -187,9 +187,7 @@ class SplitGemm:
     The workspace is reused by consecutive launches: two streams need two objects.
     """
 
-    def __init__(
-        self, device: torch.device, *, workspace_bytes: int = 32 << 20, max_tiles: int = 4096
-    ) -> None:
+    def __init__(self, device: torch.device, *, workspace_bytes: int = 32 << 20, max_tiles: int = 4096) -> None:
         self.partial = torch.empty(workspace_bytes // 4, dtype=torch.float32, device=device)
         self.tickets = torch.zeros(max_tiles, dtype=torch.int32, device=device)
 

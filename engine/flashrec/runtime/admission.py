@@ -13,11 +13,12 @@ from flashrec.runtime.member import Member, WaveKey
 class Admission:
     """Holds the budgets of a wave and moves pages between the pool, the cache and its members."""
 
-    def __init__(self, cache: RadixCache, buckets: Sequence[int], *, max_requests: int) -> None:
+    def __init__(self, cache: RadixCache, buckets: Sequence[int], *, max_requests: int, max_filter_keys: int) -> None:
         self.cache = cache
         self.pool = cache.pool
         self.buckets = buckets
         self.max_requests = max_requests
+        self.max_filter_keys = max_filter_keys
 
     def max_rows(self, key: WaveKey) -> int:
         """The row budget of a wave of this depth: the largest bucket whose passes the beam slots hold."""
@@ -32,6 +33,11 @@ class Admission:
                 "beam_width",
                 f"{member.width} beams of {member.key.steps} tokens are above the row budget of "
                 f"{self.max_rows(member.key)}; raise max_rows",
+            )
+        if member.filter_keys > self.max_filter_keys:
+            raise RequestError(
+                "exclude" if member.leaf_filter is not None and not member.leaf_filter.allow else "allow",
+                f"{member.filter_keys} SIDs are above this engine's max_filter_keys of {self.max_filter_keys}",
             )
         if self._pages(member) > self.pool.usable_pages:
             raise RequestError(
@@ -48,14 +54,16 @@ class Admission:
         head = waiting[0]
         rest = [member for member in waiting[1:] if member.key == head.key]
         rest.sort(key=lambda member: -len(self.cache.match(member.tokens)))
-        rows, budget = 0, self.max_rows(head.key)
+        rows, keys, budget = 0, 0, self.max_rows(head.key)
         admitted: list[Member] = []
         for member in (head, *rest):
             if len(admitted) == self.max_requests:
                 break
-            if rows + member.width <= budget and self._take_pages(member):
+            fits = rows + member.width <= budget and keys + member.filter_keys <= self.max_filter_keys
+            if fits and self._take_pages(member):
                 admitted.append(member)
                 rows += member.width
+                keys += member.filter_keys
         return admitted
 
     def finish(self, members: Sequence[Member], *, keep: bool) -> None:

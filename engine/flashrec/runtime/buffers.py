@@ -13,6 +13,7 @@ from flashrec.kernels.tiles import RowTiles, row_tiles
 from flashrec.kvcache.pool import SCRATCH_PAGE
 from flashrec.runtime.member import Member
 from flashrec.search.expand import Sampling, Spans
+from flashrec.transfer import overwrite
 
 
 def row_buckets(max_rows: int) -> list[int]:
@@ -119,12 +120,15 @@ class DecodeBuffers:
             (self.inverse_temperature, heat),
             (self.seed, seeds),
         ):
-            target.copy_(torch.from_numpy(source), non_blocking=True)
+            overwrite(target, source)
         for target, part in zip(
             self.tiles, row_tiles(widths.tolist(), self.tile_rows, len(self.tiles.rows)), strict=True
         ):
-            target.copy_(part, non_blocking=True)
-        return WaveLayout(tuple(widths.tolist()), tuple(starts.tolist()), max(len(member.pages) for member in members))
+            overwrite(target, part.numpy())
+        # A kernel on a GPU stops at a request's length; the CPU reference walks the table's width.
+        on_cpu = self.page_table.device.type == "cpu"
+        width = max(len(member.pages) for member in members) if on_cpu else self.page_table.shape[1]
+        return WaveLayout(tuple(widths.tolist()), tuple(starts.tolist()), width)
 
     def first_spans(self, layout: WaveLayout) -> Spans:
         """From one row per request to the wave's rows."""

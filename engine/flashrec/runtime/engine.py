@@ -1,9 +1,8 @@
-"""The engine: a loaded checkpoint, its pool and caches, and the wave that runs on them."""
+"""The engine: a loaded checkpoint, its pool and caches, and the waves that run on them."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,21 +15,15 @@ from flashrec.models.config import ModelConfig
 from flashrec.profiler import Profiler, trace_range
 from flashrec.request import Request, Result
 from flashrec.runtime.admission import Admission
-from flashrec.runtime.buffers import DecodeBuffers, WaveLayout, bucket_of, row_buckets
-from flashrec.runtime.decode import CatalogProgram, Decoder
+from flashrec.runtime.buffers import DecodeBuffers, WaveLayout
 from flashrec.runtime.free import FreeProgram
-from flashrec.runtime.ledger import Ledger, StepDigest, write_tags
+from flashrec.runtime.ledger import Ledger, StepDigest
 from flashrec.runtime.loading import Loaded, load_engine_parts
 from flashrec.runtime.member import Member, WaveKey, validate
 from flashrec.runtime.prefill import Prefill
-from flashrec.runtime.results import (
-    catalog_results,
-    free_results,
-    pack_frontier,
-    unpack_frontier,
-)
-from flashrec.search.filters import filter_set
-from flashrec.search.levels import build_levels
+from flashrec.runtime.results import catalog_results, free_results, unpack_frontier
+from flashrec.runtime.stage import DecodeStage
+from flashrec.search.free import Bank
 from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout
 
@@ -47,7 +40,22 @@ class Counters:
     rows: int = 0
     padded_rows: int = 0
     decode_passes: int = 0
-    graph_replays: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A launched wave: what :meth:`Engine.finish` needs once the device is done with it.
+
+    ``packed`` int32 [3, rows] is the frontier of a catalog wave on its way to the host; ``banks`` are the
+    finished hypotheses of a wave without one.
+    """
+
+    members: list[Member]
+    layout: WaveLayout
+    packed: torch.Tensor | None
+    banks: list[Bank]
+    ledger: Ledger | None
+    done: torch.cuda.Event | None
 
 
 class Engine:
@@ -64,26 +72,25 @@ class Engine:
         self.parts: Loaded = load_engine_parts(config)
         self.profiler = Profiler()
         self.counters = Counters()
-        self.buckets = row_buckets(config.rows_per_wave)
-        self.bucket_use: Counter[int] = Counter()
-        self.admission = Admission(self.parts.cache, self.buckets, max_requests=config.max_requests)
+        self.stage = DecodeStage(config, self.parts)
+        self.admission = Admission(
+            self.parts.cache,
+            self.stage.buckets,
+            max_requests=config.max_requests,
+            max_filter_keys=config.max_filter_keys,
+        )
         self.ledgers: dict[str, tuple[StepDigest, ...]] = {}
-        self._buffers: dict[tuple[int, int], DecodeBuffers] = {}
-        self._programs: dict[WaveKey, CatalogProgram] = {}
-        self._ledger_buffers: dict[tuple[int, int], Ledger] = {}
-        self._tags = torch.zeros(self.parts.pool.num_pages, dtype=torch.int64, device=self.parts.device)
         self._rids = itertools.count()
-        parts = self.parts
-        self._decoder = Decoder(parts.model, parts.attention, parts.decode_ops, parts.pool.beam_base)
         self._prefill = Prefill(
-            parts.model,
-            parts.attention,
-            parts.ops,
+            self.parts.model,
+            self.parts.attention,
+            self.parts.ops,
             page_size=config.page_size,
-            tile_rows=parts.tile_rows,
+            tile_rows=self.parts.tile_rows,
             max_tokens=config.max_prefill_tokens,
             profiler=self.profiler,
         )
+        self._warm_up()
 
     @property
     def layout(self) -> SidLayout | None:
@@ -133,14 +140,39 @@ class Engine:
         return [results[member] for member in members]
 
     def run_wave(self, members: list[Member]) -> list[Outcome]:
-        """Prefill and decode admitted members; their pages go back or stay cached whatever happens."""
+        """Launch an admitted wave and wait for its outcomes, in the members' order."""
+        return self.finish(self.launch(members))
+
+    @torch.inference_mode()
+    def launch(self, members: list[Member]) -> Flight:
+        """Queue an admitted wave's prefill and decode on the device, without waiting for it.
+
+        Waves run in the order of their launches. If this raises, the members' pages have been given back.
+        """
+        key = members[0].key
+        buffers = self.stage.buffers(sum(member.width for member in members), key)
+        try:
+            layout = buffers.load(members)
+            with trace_range("flashrec.prefill"):
+                table = buffers.page_table[:, : layout.pages]
+                self._prefill.run(members, table, [member.cached for member in members], buffers.head_input)
+            self.profiler.on_forward("decode", key.steps - 1)
+            self._count(members, buffers, key)
+            with trace_range("flashrec.decode"):
+                return self._decode(members, key, buffers, layout)
+        except BaseException:
+            self._release(members, keep=False)
+            raise
+
+    def finish(self, flight: Flight) -> list[Outcome]:
+        """Wait for a launched wave; its prompts stay cached and its other pages go back."""
         done = False
         try:
-            outcomes = self._run(members)
+            with trace_range("flashrec.finalize"):
+                outcomes = self._outcomes(flight)
             done = True
         finally:
-            self.admission.finish(members, keep=done)
-            self.profiler.on_wave_end()
+            self._release(flight.members, keep=done)
         return outcomes
 
     def flush_cache(self) -> int:
@@ -156,7 +188,10 @@ class Engine:
             "cached_pages": cache.cached_pages,
             "free_pages": pool.free_pages,
             "usable_pages": pool.usable_pages,
-            "buckets": dict(sorted(self.bucket_use.items())),
+            "buckets": dict(sorted(self.stage.bucket_use.items())),
+            "graphs": self.stage.captured,
+            "graph_replays": self.stage.graph_replays,
+            "eager_waves": self.stage.eager_waves,
             "kernels": self.parts.ops.chosen,
             "attention": self.parts.attention.name,
         }
@@ -170,89 +205,47 @@ class Engine:
     def _rid(self) -> str:
         return f"local-{next(self._rids)}"
 
-    @torch.inference_mode()
-    def _run(self, members: list[Member]) -> list[Outcome]:
-        key = members[0].key
-        buffers = self._bucket(sum(member.width for member in members), key)
-        layout = buffers.load(members)
-        ledger = self._ledger(buffers, key, members)
-        with trace_range("flashrec.prefill"):
-            cached = [member.cached for member in members]
-            table = buffers.page_table[:, : layout.pages]
-            self._prefill.run(members, table, cached, buffers.head_input)
-        self.profiler.on_forward("decode", key.steps - 1)
-        self._count(members, buffers, key)
+    def _decode(self, members: list[Member], key: WaveKey, buffers: DecodeBuffers, layout: WaveLayout) -> Flight:
         if not key.constrained:
-            with trace_range("flashrec.decode"):
-                banks = FreeProgram(self._decoder).run(buffers, layout, members)
-            with trace_range("flashrec.finalize"):
-                return free_results(members, banks)
-        with trace_range("flashrec.decode"):
-            packed = self._decode_catalog(members, key, buffers, layout, ledger)
-        with trace_range("flashrec.finalize"):
-            assert self.catalog is not None
-            assert self.layout is not None
-            rows = unpack_frontier(packed.cpu())
-            if ledger is not None:
-                for member, record in zip(members, ledger.read(len(members), key.steps), strict=True):
-                    self.ledgers[member.request.rid] = record
-            return catalog_results(members, layout, rows, self.catalog, self.layout)
+            banks = FreeProgram(self.stage.decoder).run(buffers, layout, members)
+            return Flight(members, layout, None, banks, None, self._mark())
+        packed = self.stage.run(members, key, buffers, layout)
+        ledger = self.stage.ledger(buffers, key)
+        if packed.device.type == "cuda":
+            packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True).copy_(packed, non_blocking=True)
+        return Flight(members, layout, packed, [], ledger, self._mark())
 
-    def _decode_catalog(
-        self,
-        members: list[Member],
-        key: WaveKey,
-        buffers: DecodeBuffers,
-        layout: WaveLayout,
-        ledger: Ledger | None,
-    ) -> torch.Tensor:
-        assert self.catalog is not None
-        filters = filter_set([member.leaf_filter for member in members], self.catalog.num_sids, self.parts.device)
-        sampled = any(member.request.temperature > 0 for member in members)
-        sampling = buffers.sampling() if sampled else None
-        return pack_frontier(self._program(key).run(buffers, layout, filters, sampling, ledger))
-
-    def _bucket(self, rows: int, key: WaveKey) -> DecodeBuffers:
-        size, passes = bucket_of(rows, self.buckets), key.steps - 1
-        buffers = self._buffers.get((size, passes))
-        if buffers is None:
-            buffers = self._buffers[size, passes] = DecodeBuffers(
-                rows=size,
-                requests=min(size, self.config.max_requests),
-                pages=-(-self.parts.limits.max_context // self.config.page_size),
-                passes=passes,
-                tile_rows=self.parts.tile_rows,
-                hidden=self.model_config.hidden_size,
-                dtype=self.config.compute_dtype,
-                device=self.parts.device,
-            )
-        return buffers
-
-    def _program(self, key: WaveKey) -> CatalogProgram:
-        program = self._programs.get(key)
-        if program is None:
-            parts = self.parts
-            assert parts.layout is not None
-            assert parts.trie is not None
-            levels = build_levels(
-                parts.layout,
-                parts.trie,
-                parts.model.lm_head(),
-                key.space,
-                score_end=self.config.score_end,
-                dense_cells=self.config.dense_trie_cells,
-            )
-            program = self._programs[key] = CatalogProgram(self._decoder, levels)
-        return program
-
-    def _ledger(self, buffers: DecodeBuffers, key: WaveKey, members: list[Member]) -> Ledger | None:
-        if not self.config.record_ledger or not key.constrained:
+    def _mark(self) -> torch.cuda.Event | None:
+        """An event after everything queued so far; ``None`` on a CPU, where nothing is queued."""
+        if self.parts.device.type != "cuda":
             return None
-        write_tags(self._tags, members, self.parts.pool)
-        place = (buffers.rows, key.steps)
-        if place not in self._ledger_buffers:
-            self._ledger_buffers[place] = Ledger(buffers, self._tags, key.steps)
-        return self._ledger_buffers[place]
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    def _outcomes(self, flight: Flight) -> list[Outcome]:
+        members = flight.members
+        if flight.done is not None:
+            flight.done.synchronize()
+        if flight.packed is None:
+            return free_results(members, flight.banks)
+        assert self.catalog is not None
+        assert self.layout is not None
+        if flight.ledger is not None:
+            for member, record in zip(members, flight.ledger.read(len(members)), strict=True):
+                self.ledgers[member.request.rid] = record
+        return catalog_results(members, flight.layout, unpack_frontier(flight.packed), self.catalog, self.layout)
+
+    def _release(self, members: list[Member], *, keep: bool) -> None:
+        self.admission.finish(members, keep=keep)
+        self.profiler.on_wave_end()
+
+    def _warm_up(self) -> None:
+        """Capture the default program's graphs, so that no request waits for one (SPEC P1)."""
+        if self.catalog is not None:
+            steps = self.catalog.depth + (1 if self.config.score_end else 0)
+            with torch.inference_mode():
+                self.stage.warm_up(WaveKey(True, self.config.score_space, steps))
 
     def _count(self, members: list[Member], buffers: DecodeBuffers, key: WaveKey) -> None:
         rows = sum(member.width for member in members)
@@ -261,4 +254,3 @@ class Engine:
         self.counters.rows += rows
         self.counters.padded_rows += buffers.rows - rows
         self.counters.decode_passes += key.steps - 1
-        self.bucket_use[buffers.rows] += 1

@@ -87,13 +87,13 @@ class Ledger:
         used = (table != SCRATCH_PAGE).long()
         return (mix64(self.tags[table.long()] ^ mix64(place)) * used).sum(1)
 
-    def read(self, requests: int, steps: int) -> list[tuple[StepDigest, ...]]:
-        """The records of a finished wave, per request."""
-        host = self.records[:steps, :, :requests].cpu().tolist()
+    def read(self, requests: int) -> list[tuple[StepDigest, ...]]:
+        """The records of the last wave on these buffers, per request; reads them before another one runs."""
+        host = self.records[:, :, :requests].cpu().tolist()
         return [
             tuple(
                 StepDigest(step, {name: host[step][index][request] for index, name in enumerate(FIELDS)})
-                for step in range(steps)
+                for step in range(len(host))
             )
             for request in range(requests)
         ]

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from flashrec.attention.base import AttentionBackend
-from flashrec.attention.paged import PagedAttention
+from flashrec.attention.select import select_attention
 from flashrec.config import EngineConfig
 from flashrec.errors import CheckpointError, ConfigError
 from flashrec.kernels.ops import Ops, select_ops
@@ -79,6 +79,7 @@ def load_engine_parts(config: EngineConfig) -> Loaded:
         device,
         config.compute_dtype,
         "fp8" if fp8 else "none",
+        kernels="torch" if config.attention_backend == "torch" else "auto",
         enable_fused_rms_fp8=config.enable_fused_rms_fp8,
         enable_fused_silu_fp8=config.enable_fused_silu_fp8,
         enable_fused_qk_rope_kv=config.enable_fused_qk_rope_kv,
@@ -98,7 +99,7 @@ def load_engine_parts(config: EngineConfig) -> Loaded:
         model=model,
         pool=pool,
         cache=RadixCache(pool, enabled=not config.disable_radix_cache),
-        attention=PagedAttention(pool, model_config.num_heads, ops),
+        attention=select_attention(config, pool, model_config.num_heads, ops),
         ops=ops,
         decode_ops=replace(ops, linear=ops.linear_decode, linear_fp8=ops.linear_fp8_decode),
         tokenizer=tokenizer,

@@ -52,6 +52,11 @@ class Member:
         """Prompt tokens, the begin token included."""
         return len(self.tokens)
 
+    @property
+    def filter_keys(self) -> int:
+        """SIDs that the request's filter names."""
+        return 0 if self.leaf_filter is None else len(self.leaf_filter.ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from flashrec.attention.base import AttentionBackend, PrefillMeta
 from flashrec.batch import ForwardBatch
 from flashrec.kernels.ops import Ops
-from flashrec.kernels.tiles import row_tiles
+from flashrec.kernels.tiles import RowTiles, row_tiles
 from flashrec.models.base import CausalLM
 from flashrec.profiler import Profiler
 from flashrec.runtime.member import Member
+from flashrec.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +79,21 @@ class Prefill:
     ) -> None:
         device = page_table.device
         tokens, positions, slots = (
-            torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)
+            upload(np.concatenate(parts), device)
             for parts in zip(*(self._segment(members[seg.member], seg) for seg in segments), strict=True)
         )
         lengths = [seg.end - seg.start for seg in segments]
-        owners = torch.tensor([seg.member for seg in segments]).to(device, non_blocking=True)
+        owners = upload(np.array([seg.member for seg in segments]), device)
         ends = np.array([seg.end for seg in segments], dtype=np.int32)
         tiles = row_tiles(lengths, self.tile_rows)
         meta = PrefillMeta(
             query_lens=lengths,
             kv_lens=ends.tolist(),
-            kv_len=torch.from_numpy(ends).to(device, non_blocking=True),
+            pages=[members[seg.member].pages for seg in segments],
+            kv_len=upload(ends, device),
             positions=positions,
             page_table=page_table[owners],
-            tiles=type(tiles)(*(part.to(device, non_blocking=True) for part in tiles)),
+            tiles=RowTiles(*(upload(part.numpy(), device) for part in tiles)),
         )
         batch = ForwardBatch(positions, slots, self.attention.prefill(meta), self.ops)
         hidden, residual = self.model.forward(tokens, batch)
@@ -101,7 +103,7 @@ class Prefill:
             if seg.end == members[seg.member].length
         ]
         if last:
-            rows, owner = torch.tensor(last).T.to(device, non_blocking=True)
+            rows, owner = upload(np.array(last).T.copy(), device)
             out[owner] = self.model.final_norm(hidden[rows], residual[rows], batch)
 
     def _segment(self, member: Member, seg: Segment) -> tuple[NDArray[np.int32], ...]:

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from flashrec.errors import CatalogError, RequestError
 from flashrec.request import Request
 from flashrec.sid.catalog import Catalog
+from flashrec.transfer import overwrite
 
 Ranks = NDArray[np.int64]
+UNUSED_KEY = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,19 +69,38 @@ def resolve_filter(request: Request, catalog: Catalog) -> LeafFilter | None:
     return LeafFilter(np.setdiff1d(allowed, excluded), allow=True)
 
 
-def filter_set(filters: Sequence[LeafFilter | None], num_leaves: int, device: torch.device) -> FilterSet | None:
-    """Combine the filters of a wave's requests; ``None`` when no request has one."""
-    if all(item is None for item in filters):
-        return None
-    stride = num_leaves + 1
-    parts = [request * stride + item.ranks for request, item in enumerate(filters) if item is not None]
-    keys = torch.from_numpy(np.concatenate(parts).astype(np.int64))
-    return FilterSet(
-        keys=keys.to(device),
-        stride=stride,
-        allow=torch.tensor([item is not None and item.allow for item in filters], device=device),
-        exclude=torch.tensor([item is not None and not item.allow for item in filters], device=device),
-    )
+class FilterBuffers:
+    """The static device tensors behind the :class:`FilterSet` of every wave.
+
+    ``capacity`` bounds the listed SIDs of a wave; unused keys are the largest int64, which no search reaches.
+    """
+
+    def __init__(self, capacity: int, requests: int, num_leaves: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self.filters = FilterSet(
+            keys=torch.full((capacity,), UNUSED_KEY, dtype=torch.int64, device=device),
+            stride=num_leaves + 1,
+            allow=torch.zeros(requests, dtype=torch.bool, device=device),
+            exclude=torch.zeros(requests, dtype=torch.bool, device=device),
+        )
+
+    def load(self, filters: Sequence[LeafFilter | None]) -> FilterSet | None:
+        """Write the filters of a wave's requests; ``None`` when no request has one."""
+        if all(item is None for item in filters):
+            return None
+        target = self.filters
+        keys = np.full(self.capacity, UNUSED_KEY, dtype=np.int64)
+        listed = [request * target.stride + item.ranks for request, item in enumerate(filters) if item is not None]
+        joined = np.concatenate(listed)
+        keys[: len(joined)] = joined
+        kinds = np.zeros((2, len(target.allow)), dtype=np.bool_)
+        for request, item in enumerate(filters):
+            if item is not None:
+                kinds[0 if item.allow else 1, request] = True
+        overwrite(target.keys, keys)
+        overwrite(target.allow, kinds[0])
+        overwrite(target.exclude, kinds[1])
+        return target
 
 
 def visible_items(request: Request, items: Sequence[str]) -> tuple[str, ...]:

@@ -28,8 +28,8 @@ _STARTED = int(time.time())
 
 
 def json_response(payload: object) -> Response:
-    """JSON through orjson; paths and enums as strings."""
-    return Response(orjson.dumps(payload, default=str), media_type="application/json")
+    """JSON through orjson; paths, enums and keys that are numbers as strings."""
+    return Response(orjson.dumps(payload, default=str, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")
 
 
 def add_health_routes(app: FastAPI, context: Context) -> None:

@@ -67,6 +67,11 @@ def admitted(context: Context) -> Iterator[None]:
     lifecycle.in_flight += 1
     try:
         yield
+    except asyncio.CancelledError:
+        # uvicorn cancels what a shutdown has waited for in vain; left alone, it would answer a bare 500.
+        if not lifecycle.draining:
+            raise
+        raise lifecycle.refusal(config.retry_after_s) from None
     finally:
         lifecycle.in_flight -= 1
 

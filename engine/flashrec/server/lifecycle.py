@@ -24,7 +24,11 @@ class Lifecycle:
         if self.fault is not None:
             raise ApiError(503, "engine_fault", f"the engine failed: {self.fault}")
         if self.draining:
-            raise ApiError(503, "shutting_down", "the server is shutting down", retry_after_s=retry_after_s)
+            raise self.refusal(retry_after_s)
+
+    def refusal(self, retry_after_s: int) -> ApiError:
+        """503: this server will not answer, another may."""
+        return ApiError(503, "shutting_down", "the server is shutting down", retry_after_s=retry_after_s)
 
     def report_fault(self, error: BaseException) -> None:
         """The engine is lost: refuse what comes, and let the process end with an error.

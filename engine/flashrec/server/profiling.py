@@ -73,5 +73,5 @@ def resolve_inside(root: Path, wanted: str | None) -> Path:
             return candidate
     raise RequestError(
         "output_dir",
-        f"must lie inside {base}: set FLASHREC_TORCH_PROFILER_DIR or --profiler-dir to allow another",
+        f"must lie inside {base}, which FLASHREC_TORCH_PROFILER_DIR sets",
     )

@@ -61,13 +61,22 @@ def parse_commas(text: str) -> Codes:
     return tuple(map(int, text.split(",")))
 
 
+def is_plain(text: str) -> bool:
+    """Whether ``text`` is written as ``12,3,4`` or ``<a_12><b_3><c_4>``, which need no layout and no packing."""
+    return _COMMAS.fullmatch(text) is not None or _JOINED.fullmatch(_bare(text)) is not None
+
+
+def _bare(text: str) -> str:
+    return _END.sub("", _BEGIN.sub("", text.strip()))
+
+
 def parse_joined(text: str, layout: SidLayout | None) -> Codes:
     """``"<a_12><b_3><c_4>"`` -> ``(12, 3, 4)``, with or without begin and end token.
 
     The two known families name levels and codes themselves; any other needs ``layout``'s token texts.
     Raises :class:`NotationError`.
     """
-    bare = _END.sub("", _BEGIN.sub("", text.strip()))
+    bare = _bare(text)
     if not _JOINED.fullmatch(bare):
         if layout is None:
             raise NotationError(f"{text[:60]!r} is not a semantic ID like '<a_12><b_3><c_4>'")
@@ -81,6 +90,13 @@ def parse_joined(text: str, layout: SidLayout | None) -> Codes:
         if letter != expected:
             raise NotationError(f"{text[:60]!r} has level {letter!r} where {expected!r} belongs")
     return tuple(int(code) for _, code in tokens)
+
+
+def parse_sid(text: str, layout: SidLayout | None) -> Codes:
+    """Codes of ``12,3,4`` or of joined tokens. Raises :class:`NotationError`."""
+    if not text.strip():
+        raise NotationError("the semantic ID is empty")
+    return parse_joined(text, layout) if text.lstrip()[0] == "<" else parse_commas(text)
 
 
 def looks_joined(value: object) -> TypeGuard[list[str]]:

@@ -7,8 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeGuard
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flashrec.errors import CatalogError
-from flashrec.sid.codes import RECIF_BASE, NotationError, Packing, looks_joined, parse_commas, parse_joined
+from flashrec.sid.bulk import BLOCK, block_of, codes_of_texts
+from flashrec.sid.codes import RECIF_BASE, NotationError, Packing, looks_joined, parse_joined, parse_sid
 from flashrec.sid.layout import Codes, SidLayout
 from flashrec.sid.rows import RowBuilder, Rows
 from flashrec.sid.source import bad_row, decode
@@ -67,20 +71,32 @@ def read_pairs(path: Path, pairs: Pairs, layout: SidLayout | None, packing: Pack
     if kind == "index":
         return _read_index(path, pairs, layout)
     if kind == "codes":
-        return _read_map(path, pairs, parse_commas)
+        return _read_map(path, pairs, lambda key: parse_sid(key, layout), codes_of_texts)
     default = Packing() if layout is None else Packing(depth=layout.depth)
-    return _read_map(path, pairs, (packing or default).unpack)
+    return _read_map(path, pairs, (packing or default).unpack, None)
 
 
-def _read_map(path: Path, pairs: Pairs, parse: Callable[[str], Codes]) -> Rows:
+def _read_map(
+    path: Path,
+    pairs: Pairs,
+    parse: Callable[[str], Codes],
+    parse_all: Callable[[list[str]], NDArray[np.int32] | None] | None,
+) -> Rows:
+    """``parse_all`` does to a block of keys what ``parse`` does to one; it may give up with ``None``."""
     rows = RowBuilder(path)
-    for number, (key, value) in enumerate(pairs, start=1):
-        try:
-            sid, items = parse(key), _items(value)
-        except NotationError as error:
-            raise bad_row(path, number, str(error)) from error
-        for item in items:
-            rows.add(number, sid, item)
+    for first in range(0, len(pairs), BLOCK):
+        part = pairs[first : first + BLOCK]
+        codes = None if parse_all is None else parse_all([key for key, _ in part])
+        block = block_of(codes, [value for _, value in part])
+        if rows.add_block(first + 1, block):
+            continue
+        for number, (key, value) in enumerate(part, start=first + 1):
+            try:
+                sid, items = parse(key), _items(value)
+            except NotationError as error:
+                raise bad_row(path, number, str(error)) from error
+            for item in items:
+                rows.add(number, sid, item)
     return rows.finish()
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashrec.errors import CatalogError
+from flashrec.sid.bulk import Block
 from flashrec.sid.layout import Codes
 from flashrec.sid.source import bad_row
 from flashrec.sid.strings import StringBuilder, StringTable
@@ -66,6 +67,26 @@ class RowBuilder:
         self._codes.extend(sid)
         self._numbers.append(number)
 
+    def add_block(self, first: int, block: Block | None, titles: list[str] | None = None) -> bool:
+        """Add a block whose first row is number ``first``; ``titles`` go with its items.
+
+        Adds nothing and says ``False`` where :meth:`add` would refuse a row, or without a block: the rows are
+        then added one by one, which finds the bad one.
+        """
+        if block is None or (self._titles is not None and titles is None):
+            return False
+        depth = block.codes.shape[1]
+        texts = block.items if titles is None else block.items + titles
+        if depth != (self._depth or depth) or "" in block.items or not _fits_utf8(texts):
+            return False
+        self._depth = depth
+        self._items.extend(block.items)
+        if self._titles is not None and titles is not None:
+            self._titles.extend(titles)
+        self._codes.frombytes(block.codes.tobytes())
+        self._numbers.frombytes((block.row + np.int32(first)).tobytes())
+        return True
+
     def finish(self) -> Rows:
         """The arrays. Raises :class:`CatalogError` if nothing was added."""
         if not self._numbers:
@@ -73,3 +94,11 @@ class RowBuilder:
         codes = np.frombuffer(self._codes, dtype=np.int32).reshape(-1, self._depth)
         titles = None if self._titles is None else self._titles.finish()
         return Rows(codes, self._items.finish(), titles, np.frombuffer(self._numbers, dtype=np.int32))
+
+
+def _fits_utf8(texts: list[str]) -> bool:
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+_RUN = 1 << 16
 _TAKE = 1 << 20
 
 
@@ -41,11 +43,24 @@ class StringTable(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
+            first, last, step = index.indices(len(self))
+            if step == 1:
+                return self._run(first, max(first, last))
+            return [self[position] for position in range(first, last, step)]
         if not -len(self) <= index < len(self):
             raise IndexError(f"string {index} of {len(self)}")
         position = index % len(self)
         return self.blob[self.offsets[position] : self.offsets[position + 1]].tobytes().decode()
+
+    def __iter__(self) -> Iterator[str]:
+        for first in range(0, len(self), _RUN):
+            yield from self._run(first, min(first + _RUN, len(self)))
+
+    def _run(self, first: int, last: int) -> list[str]:
+        offsets = self.offsets[first : last + 1].tolist()
+        base = offsets[0]
+        data = self.blob[base : offsets[-1]].tobytes()
+        return [data[begin - base : end - base].decode() for begin, end in pairwise(offsets)]
 
     def take(self, positions: NDArray[np.integer]) -> StringTable:
         """The strings at ``positions``, int ``[n]``, in that order."""
@@ -85,6 +100,14 @@ class StringBuilder:
         """Raises :class:`UnicodeEncodeError` for a lone surrogate."""
         self._blob += text.encode()
         self._offsets.append(len(self._blob))
+
+    def extend(self, texts: list[str]) -> None:
+        """Add many at once. Raises :class:`UnicodeEncodeError` for a lone surrogate, having added nothing."""
+        joined = "".join(texts)
+        parts: list[str] | list[bytes] = texts if joined.isascii() else [text.encode() for text in texts]
+        lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
+        self._offsets.frombytes((np.cumsum(lengths) + len(self._blob)).tobytes())
+        self._blob += joined.encode()
 
     def finish(self) -> StringTable:
         """The table of what was added."""

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from flashrec.errors import CatalogError
-from flashrec.sid.codes import NotationError, Packing, parse_commas, parse_joined
+from flashrec.sid.bulk import BLOCK, all_text, block_of, codes_of_columns, codes_of_texts
+from flashrec.sid.codes import NotationError, Packing, parse_sid
 from flashrec.sid.layout import Codes, SidLayout
 from flashrec.sid.rows import RowBuilder, Rows
 from flashrec.sid.source import PARQUET_MAGIC, bad_row, decode
 
 _LEVEL = re.compile(r"code_(0|[1-9][0-9]?)")
 _DIGITS = re.compile(r"\s*[0-9]{1,9}\s*")
-_CHUNK = 1 << 16
 
 
 def read_table(path: Path, data: bytes, layout: SidLayout | None, packing: Packing | None) -> Rows:
@@ -39,20 +42,45 @@ def table_depth(path: Path, data: bytes, packing: Packing | None) -> int:
     return int(_read_frame(path, frame.head(1), None, packing).codes.shape[1])
 
 
+@dataclass(frozen=True)
+class _Columns:
+    """Which columns hold the SIDs, and what turns their cells into codes, one row or many at a time."""
+
+    names: list[str]
+    parse: Callable[[list[str]], Codes]
+    parse_all: Callable[[list[list[object]]], NDArray[np.int32] | None]
+
+
 def _read_frame(path: Path, frame: pd.DataFrame, layout: SidLayout | None, packing: Packing | None) -> Rows:
-    levels = _code_columns(path, frame.columns.tolist())
+    columns = _columns(path, frame.columns.tolist(), layout, packing)
     has_titles = "title" in frame.columns
-    columns = ["item_id", *levels] if levels else ["item_id", "sid"]
-    parse = _parse_levels(levels) if levels else _parse_sid(layout, packing)
     rows = RowBuilder(path, has_titles=has_titles)
-    for number, (title, item, *cells) in enumerate(_cells(frame, ["title" if has_titles else "", *columns]), 1):
-        try:
-            item_id = _text_of("item_id", item)
-            sid = parse([_text_of(name, cell) for name, cell in zip(columns[1:], cells, strict=True)])
-            rows.add(number, sid, item_id, "" if _is_missing(title) else _text_of("title", title))
-        except NotationError as error:
-            raise bad_row(path, number, str(error)) from error
+    for first in range(0, len(frame), BLOCK):
+        part = frame.iloc[first : first + BLOCK]
+        items = part["item_id"].tolist()
+        titles = part["title"].tolist() if has_titles else None
+        cells = [part[name].tolist() for name in columns.names]
+        block = block_of(columns.parse_all(cells), items)
+        if rows.add_block(first + 1, block, None if titles is None else all_text(titles)):
+            continue
+        for number, (item, title, *sid) in enumerate(
+            zip(items, titles or repeat(None), *cells, strict=False), start=first + 1
+        ):
+            try:
+                codes = columns.parse([_text_of(*cell) for cell in zip(columns.names, sid, strict=True)])
+                rows.add(number, codes, _text_of("item_id", item), _title(title))
+            except NotationError as error:
+                raise bad_row(path, number, str(error)) from error
     return rows.finish()
+
+
+def _columns(path: Path, columns: list[str], layout: SidLayout | None, packing: Packing | None) -> _Columns:
+    levels = _code_columns(path, columns)
+    if levels:
+        return _Columns(levels, lambda cells: _parse_levels(levels, cells), codes_of_columns)
+    if packing is not None:
+        return _Columns(["sid"], lambda cells: packing.unpack(cells[0]), lambda cells: None)
+    return _Columns(["sid"], lambda cells: parse_sid(cells[0], layout), lambda cells: codes_of_texts(cells[0]))
 
 
 def _code_columns(path: Path, columns: list[str]) -> list[str]:
@@ -73,39 +101,19 @@ def _code_columns(path: Path, columns: list[str]) -> list[str]:
     return [f"code_{level}" for level in levels]
 
 
-def _parse_levels(names: list[str]) -> Callable[[list[str]], Codes]:
-    def parse(cells: list[str]) -> Codes:
-        for name, cell in zip(names, cells, strict=True):
-            if not _DIGITS.fullmatch(cell):
-                raise NotationError(f"{name} is {cell[:60]!r}, not a code")
-        return tuple(map(int, cells))
-
-    return parse
-
-
-def _parse_sid(layout: SidLayout | None, packing: Packing | None) -> Callable[[list[str]], Codes]:
-    """Joined tokens or codes with commas, and packed integers where ``packing`` says so."""
-
-    def parse(cells: list[str]) -> Codes:
-        (cell,) = cells
-        if packing is not None:
-            return packing.unpack(cell)
-        if not cell.strip():
-            raise NotationError("sid is empty")
-        return parse_commas(cell) if cell.lstrip()[:1].isdigit() else parse_joined(cell, layout)
-
-    return parse
-
-
-def _cells(frame: pd.DataFrame, columns: list[str]) -> Iterator[tuple[object, ...]]:
-    """The rows of ``columns`` as Python objects, by chunks; a column called ``""`` is all ``None``."""
-    for first in range(0, len(frame), _CHUNK):
-        chunk = frame.iloc[first : first + _CHUNK]
-        yield from zip(*(chunk[name].tolist() if name else [None] * len(chunk) for name in columns), strict=True)
+def _parse_levels(names: list[str], cells: list[str]) -> Codes:
+    for name, cell in zip(names, cells, strict=True):
+        if not _DIGITS.fullmatch(cell):
+            raise NotationError(f"{name} is {cell[:60]!r}, not a code")
+    return tuple(map(int, cells))
 
 
 def _is_missing(value: object) -> bool:
     return value is None or value is pd.NA or (isinstance(value, float) and value != value)
+
+
+def _title(value: object) -> str:
+    return "" if _is_missing(value) else _text_of("title", value)
 
 
 def _text_of(name: str, value: object) -> str:
@@ -151,11 +159,14 @@ def _refuse_line_ends(path: Path, frame: pd.DataFrame) -> None:
             raise bad_row(path, int(over[0]) + 1, "a quote at the start of a cell is not closed on its line")
 
 
-def _parquet(path: Path, data: bytes) -> pd.DataFrame:
+def _parquet(path: Path, data: bytes, rows: int | None = None) -> pd.DataFrame:
+    """A Parquet table, its first ``rows`` rows or all."""
     try:
-        frame = pd.read_parquet(io.BytesIO(data))
+        from flashrec.sid.parquet import read_parquet
     except ImportError as error:
         raise CatalogError(f"{path}: reading Parquet needs pyarrow: install it") from error
+    try:
+        frame = read_parquet(data, rows)
     except Exception as error:  # pyarrow's errors have no base class of their own
         raise CatalogError(f"{path}: broken Parquet file: {' '.join(str(error).split())[:200]}") from error
     return frame.set_axis([str(name) for name in frame.columns], axis="columns")

@@ -63,7 +63,8 @@ class CatalogRanker:
         scores = torch.zeros(prompts, 1, dtype=self._model.dtype)
         nodes = torch.zeros(prompts, 1, dtype=torch.int64)
         for level, codebook in enumerate(self._codebooks[: len(self._children)]):
-            hidden = self._model.model(input_ids=ids, past_key_values=cache).last_hidden_state[:, -1]
+            # The cache goes by position: its keyword changed its name within transformers 5.
+            hidden = self._model.model(ids, None, None, cache, use_cache=True).last_hidden_state[:, -1]
             children = self._children[level][nodes]
             gained = self._logprobs(self._model.lm_head(hidden), codebook, children.flatten(0, 1))
             totals = scores[..., None] + gained.view(*nodes.shape, -1)

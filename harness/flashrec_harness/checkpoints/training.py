@@ -101,7 +101,7 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, batch: Batch, label_smoo
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    return float(loss)
+    return float(loss.detach())
 
 
 def _batches(

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from flashrec_harness.parity.edge_checkpoint import CODEBOOK_SIZE, LEVELS
+from flashrec_harness.parity.edge_checkpoint import CODEBOOK_SIZE, LEVELS, WORDS, make_edge_checkpoint
+from flashrec_harness.parity.ground import CatalogGround, Ground
 from flashrec_harness.references.grammar import Codes, SidVocabulary
+
+_PROMPTS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,33 @@ class EdgeCatalog:
     def cut(self, vocabulary: SidVocabulary) -> SidVocabulary:
         """``vocabulary`` with this catalog's levels only."""
         return SidVocabulary(vocabulary.codebooks[: self.depth], vocabulary.begin, vocabulary.end)
+
+
+def edge_ground(directory: Path, seed: int) -> Ground:
+    """The edge checkpoint with all edge catalogs, written into ``directory``; prompts are random words."""
+    model_path = directory / "edge-model"
+    vocabulary = make_edge_checkpoint(model_path, seed)
+    generator = np.random.default_rng(seed)
+    catalogs = edge_catalogs(seed)
+    # A word of its own before the begin token tells SGLang's trie model which catalog a prompt is for.
+    first_word = WORDS - len(catalogs)
+    return Ground(
+        model_path=model_path,
+        catalogs={
+            catalog.name: CatalogGround(
+                path=catalog.write(directory / f"{catalog.name.replace(' ', '-')}.json"),
+                sids=tuple(sorted(catalog.items)),
+                vocabulary=catalog.cut(vocabulary),
+                marker=first_word + index,
+            )
+            for index, catalog in enumerate(catalogs)
+        },
+        prompts=tuple(
+            tuple(int(word) for word in generator.integers(first_word, size=length))
+            for length in generator.integers(2, 40, size=_PROMPTS)
+        ),
+        eos=(WORDS,),
+    )
 
 
 def edge_catalogs(seed: int) -> list[EdgeCatalog]:

@@ -39,19 +39,17 @@ def _tokenizer() -> tuple[Any, SidVocabulary]:
     words = {f"w{index}": index for index in range(WORDS)}
     plain = Tokenizer(models.WordLevel(words, unk_token="w0"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    codebooks = {
-        letter: [f"<s_{letter}_{code}>" for code in range(CODEBOOK_SIZE)] for letter in sorted(_ORDER)
-    }
+    codebooks = {letter: [f"<s_{letter}_{code}>" for code in range(CODEBOOK_SIZE)] for letter in sorted(_ORDER)}
     texts = ["<|end|>", *codebooks[_ORDER[0]], "<|sid_begin|>", *codebooks[_ORDER[1]], "<|sid_end|>"]
     for letter in _ORDER[2:]:
         texts.extend(codebooks[letter])
     plain.add_tokens([AddedToken(text, normalized=False) for text in texts])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<|end|>")
-    ids = tokenizer.convert_tokens_to_ids
+    ids = tokenizer.get_added_vocab()
     return tokenizer, SidVocabulary(
-        codebooks=tuple(tuple(ids(codebooks[letter])) for letter in sorted(_ORDER)),
-        begin=ids("<|sid_begin|>"),
-        end=ids("<|sid_end|>"),
+        codebooks=tuple(tuple(ids[text] for text in codebooks[letter]) for letter in sorted(_ORDER)),
+        begin=ids["<|sid_begin|>"],
+        end=ids["<|sid_end|>"],
     )
 
 

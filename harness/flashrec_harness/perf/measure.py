@@ -75,8 +75,11 @@ class Measurement:
         return MeasuredSession(run_id, commit, boot_id, self.samples(), rounds)
 
 
-def run_in_child(task: Task, prefix: Path) -> Mapping[str, Any]:
-    """Measure in a fresh process; leaves ``<prefix>.task.json``, ``.result.json`` and ``.log``."""
+def run_in_child(task: Task, prefix: Path, env: Mapping[str, str] | None = None) -> Mapping[str, Any]:
+    """Measure in a fresh process; leaves ``<prefix>.task.json``, ``.result.json`` and ``.log``.
+
+    ``env`` is added to the child's environment.
+    """
     task_file, result_file = prefix.with_suffix(".task.json"), prefix.with_suffix(".result.json")
     task_file.parent.mkdir(parents=True, exist_ok=True)
     task_file.write_text(json.dumps(asdict(task), indent=1), encoding="utf-8")
@@ -85,6 +88,7 @@ def run_in_child(task: Task, prefix: Path) -> Mapping[str, Any]:
         [str(task_file), str(result_file)],
         log=prefix.with_suffix(".log"),
         timeout_s=PROCESS_TIMEOUT_S,
+        env=env,
     )
     body: Mapping[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
     return body

@@ -39,6 +39,11 @@ class TransformersReference:
     def search(self, cases: Sequence[SearchCase]) -> list[RankedList]:
         return [self.rank(case) for case in cases]
 
+    def likely(self, prompt: Tokens, length: int) -> Tokens:
+        """The tokens of the greedy continuation of ``prompt``."""
+        case = SearchCase(name="greedy", prompt=prompt, n=1, beam_width=1, max_tokens=length)
+        return self.rank(case)[0].token_ids
+
     def rank(self, case: SearchCase) -> RankedList:
         """The ranked list of one case; illegal or missing hypotheses are left out."""
         if case.catalog is None:
@@ -114,10 +119,7 @@ def _greedy_sum(output: Any, tokens: Tokens, case: SearchCase) -> float:
     """Greedy decoding reports no score: the sum of its tokens' log-probabilities."""
     steps = output.scores if case.space is ScoreSpace.CHILDREN else output.logits
     return float(
-        sum(
-            torch.log_softmax(step[0].float(), dim=-1)[token]
-            for step, token in zip(steps, tokens, strict=False)
-        )
+        sum(torch.log_softmax(step[0].float(), dim=-1)[token] for step, token in zip(steps, tokens, strict=False))
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +11,10 @@ from types import MethodType
 from typing import Any, Protocol
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
+from safetensors import safe_open
 
 from flashrec_harness.references.types import Tokens
 
@@ -32,9 +35,30 @@ class LogitSource(Protocol):
 def load_transformers_model(model_path: Path, dtype: torch.dtype) -> Any:
     """The checkpoint's ``transformers`` model in ``dtype``, in eval mode, from local files only."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, local_files_only=True)
     return model.eval()
+
+
+def float64_shortage(model_path: Path) -> str:
+    """Why a float64 copy of the checkpoint does not fit into this machine's memory; empty if it does."""
+    needed = 8 * parameter_count(model_path) + _MEMORY_BYTES
+    available = psutil.virtual_memory().available
+    if needed <= available:
+        return ""
+    gib = 2**30
+    return f"a float64 copy needs {needed / gib:.1f} GiB, {available / gib:.1f} GiB are free"
+
+
+def parameter_count(model_path: Path) -> int:
+    """Parameters of a checkpoint, from the headers of its safetensors files."""
+    count = 0
+    for path in model_path.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as tensors:
+            count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return count
 
 
 class Float64Logits:

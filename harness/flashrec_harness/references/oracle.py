@@ -83,9 +83,7 @@ class Oracle:
             if not rows:
                 return ()
         implied = () if grammar.end is None or grammar.scored_end is not None else (grammar.end,)
-        return tuple(
-            _hypothesis((*row.tokens, *implied), row.cumulative, case.length_penalty) for row in rows
-        )
+        return tuple(_hypothesis((*row.tokens, *implied), row.cumulative, case.length_penalty) for row in rows)
 
 
 def _hypothesis(tokens: Tokens, cumulative: float, length_penalty: float) -> Hypothesis:
@@ -115,7 +113,7 @@ def explain(oracle: Oracle, case: SearchCase, observed: RankedList, band: float)
     guided = oracle.rank(case, guide)
     expected = {hypothesis.token_ids: hypothesis.score for hypothesis in guided}
     scores = [expected.get(hypothesis.token_ids) for hypothesis in observed]
-    if len(observed) != len(guided) or len(set(h.token_ids for h in observed)) != len(observed):
+    if len(observed) != len(guided) or len({h.token_ids for h in observed}) != len(observed):
         return Explanation(False, guide.slack, f"{len(observed)} hypotheses where {len(guided)} are due")
     known = [score for score in scores if score is not None]
     if len(known) != len(scores):
@@ -131,9 +129,7 @@ def explain(oracle: Oracle, case: SearchCase, observed: RankedList, band: float)
 
 def _prefixes(ranked: RankedList) -> set[Tokens]:
     return {
-        hypothesis.token_ids[:length]
-        for hypothesis in ranked
-        for length in range(1, len(hypothesis.token_ids) + 1)
+        hypothesis.token_ids[:length] for hypothesis in ranked for length in range(1, len(hypothesis.token_ids) + 1)
     }
 
 

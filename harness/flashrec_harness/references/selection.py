@@ -62,9 +62,7 @@ def select_scores(scores: Sequence[float], tokens: Sequence[Tokens], width: int,
     return sorted(chosen, key=lambda index: (-scores[index], index))
 
 
-def best_extensions(
-    rows: Sequence[Row], logprobs: NDArray[np.float64], width: int, guide: Guide
-) -> list[Row]:
+def best_extensions(rows: Sequence[Row], logprobs: NDArray[np.float64], width: int, guide: Guide) -> list[Row]:
     """The best ``width`` one-token extensions of ``rows`` over a whole vocabulary, best first.
 
     ``logprobs`` is ``[len(rows), vocab]``. Only candidates that can be among the best, near-ties included,
@@ -78,7 +76,5 @@ def best_extensions(
         threshold = -np.partition(-flat, width)[width]
         keep = np.flatnonzero(flat >= threshold - guide.band)
     vocab = logprobs.shape[1]
-    candidates = [
-        Row((*rows[index // vocab].tokens, int(index % vocab)), float(flat[index])) for index in keep
-    ]
+    candidates = [Row((*rows[index // vocab].tokens, int(index % vocab)), float(flat[index])) for index in keep]
     return select(candidates, width, guide)

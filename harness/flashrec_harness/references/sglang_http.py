@@ -48,9 +48,7 @@ class SglangReference:
         body = response.json()
         if case.beam_width == 1:
             return (_greedy(body, case.length_penalty),)
-        return tuple(
-            found for beam in body["meta_info"]["beam_results"] if (found := _ranked(beam)).score > _MASKED
-        )
+        return tuple(found for beam in body["meta_info"]["beam_results"] if (found := _ranked(beam)).score > _MASKED)
 
     def _length(self, case: SearchCase) -> int:
         if case.length_penalty != 1.0:

@@ -50,10 +50,11 @@ class SearchCase:
 
     @property
     def search_key(self) -> tuple[object, ...]:
-        """Equal for two cases that have the same answer."""
+        """Equal for two cases that have the same answer; the rules for stop tokens count only where there are any."""
         return (
-            *(self.prompt, self.n, self.beam_width, self.max_tokens, self.space, self.semantics),
-            *(self.stop_token_ids, self.length_penalty, self.catalog, self.score_end),
+            *(self.prompt, self.n, self.beam_width, self.max_tokens, self.space),
+            *((self.semantics, self.stop_token_ids) if self.stop_token_ids else (None, ())),
+            *(self.length_penalty, self.catalog, self.score_end),
             *(self.exclude, self.allow),
         )
 

@@ -8,8 +8,8 @@ from html import escape
 
 from flashrec_harness.outcome import Band, Plot, Series
 
-_WIDTH, _HEIGHT = 640, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 14, 46
+_WIDTH, _HEIGHT = 640, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 16, 14, 56
 _COLOURS = 6
 
 
@@ -76,7 +76,7 @@ def _band(band: Band, y: _Scale) -> str:
         f'<rect class="band" x="{_LEFT}" y="{top:.1f}" width="{_WIDTH - _LEFT - _RIGHT}"'
         f' height="{max(bottom - top, 1):.1f}"/>'
     )
-    return rect + (_text(_WIDTH - _RIGHT - 4, top + 11, band.label, "tick", "end") if band.label else "")
+    return rect + (_text(_WIDTH - _RIGHT - 6, top + 17, band.label, "tick", "end") if band.label else "")
 
 
 def _css(prefix: str, colour: int, series: Series) -> str:
@@ -99,7 +99,7 @@ def _marks(series: Series, colour: int, x: _Scale, y: _Scale) -> str:
             f' height="{abs(base - py):.1f}" rx="2"/>'
             for px, py in points
         )
-    radius = 3 if series.faint else 4.5
+    radius = 4 if series.faint else 6
     return "".join(f'<circle class="{css} mark" cx="{px:.1f}" cy="{py:.1f}" r="{radius}"/>' for px, py in points)
 
 
@@ -108,15 +108,15 @@ def _axes(plot: Plot, x: _Scale, y: _Scale) -> list[str]:
     for value in _log_ticks(y.low, y.high) if y.log else nice_ticks(y.low, y.high):
         at = y(value)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(_text(_LEFT - 8, at + 4, short_number(value), "tick", "end"))
+        parts.append(_text(_LEFT - 8, at + 5, short_number(value), "tick", "end"))
     base = _HEIGHT - _BOTTOM
     if plot.x_ticks:
         every = math.ceil(len(plot.x_ticks) / 8)
         for index, label in enumerate(plot.x_ticks):
             if index % every == 0:
-                parts.append(_text(x(index), base + 17, label, "tick"))
+                parts.append(_text(x(index), base + 21, label, "tick"))
     else:
-        parts += [_text(x(v), base + 17, short_number(v), "tick") for v in nice_ticks(x.low, x.high, 7)]
+        parts += [_text(x(v), base + 21, short_number(v), "tick") for v in nice_ticks(x.low, x.high, 7)]
     middle = (_TOP + base) / 2
     parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, plot.x_label, "label"))
     parts.append(_text(15, middle, plot.y_label, "label", extra=f' transform="rotate(-90 15 {middle:.1f})"'))

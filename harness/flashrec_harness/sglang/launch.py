@@ -1,4 +1,4 @@
-"""Starts SGLang's server on a CPU: ``python launch.py --model-path DIR --device cpu ...`` inside its own environment."""
+"""Starts SGLang on a CPU, inside its own environment: ``python launch.py --model-path DIR --device cpu ...``."""
 
 from __future__ import annotations
 

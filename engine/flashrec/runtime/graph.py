@@ -1,0 +1,57 @@
+"""A decode program captured as one CUDA graph (SPEC P1)."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashrec.errors import EngineFault
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+class CapturedProgram:
+    """``run`` recorded once on static buffers, and replayed; :attr:`output` is overwritten by every replay.
+
+    Graphs that share ``memory`` may not run at the same time: one stream replays them all. Capturing also
+    launches ``run`` eagerly once before, which compiles its kernels and fills library caches.
+
+    Raises:
+        EngineFault: something in ``run`` cannot be captured; the message names the operation. There is no
+            silent eager run instead.
+    """
+
+    def __init__(self, run: Callable[[], torch.Tensor], name: str, memory: Any) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(stream):
+                run()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(self._graph, pool=memory, stream=stream):
+                self.output = run()
+        except Exception as error:
+            raise EngineFault(
+                f"CUDA graph capture of {name} failed at {_operation(error)}: {error}; "
+                "--disable-cuda-graph runs it step by step"
+            ) from error
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def replay(self) -> torch.Tensor:
+        """Launch the graph on the current stream; the result is valid until the next replay."""
+        self._graph.replay()
+        return self.output
+
+
+def _operation(error: BaseException) -> str:
+    """The innermost line of this package on the error's stack."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _PACKAGE in Path(frame.filename).parents]
+    if not frames:
+        return "an unknown operation"
+    frame = frames[-1]
+    return f"{Path(frame.filename).relative_to(_PACKAGE)}:{frame.lineno} ({frame.line})"

@@ -1,0 +1,89 @@
+"""How far apart neighbouring ranks lie: what a checkpoint must have before parity means anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import AutoTokenizer
+
+from flashrec.request import ScoreSpace
+from flashrec.sid import infer_layout, load_catalog, peek_depth
+from flashrec_harness.references.grammar import Grammar, SidVocabulary
+from flashrec_harness.references.logits import Float64Logits
+from flashrec_harness.references.oracle import Oracle
+from flashrec_harness.references.types import SearchCase
+
+SMALL_GAP = 1e-4
+MIN_MEDIAN_GAP = 1e-2
+MAX_SMALL_SHARE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """Differences between the scores of neighbouring ranks, pooled over prompts.
+
+    A score is the summed log-probability over the length (SPEC B1 with length penalty 1, the implied end token
+    counted), so ``median_gap`` is in nats per token. ``small_share``: the share of gaps below 1e-4.
+    """
+
+    space: str
+    prompts: int
+    gaps: int
+    median_gap: float
+    small_share: float
+
+    @property
+    def sufficient(self) -> bool:
+        """A median of at least 1e-2, and fewer than 0.5 % of gaps below 1e-4."""
+        return self.median_gap >= MIN_MEDIAN_GAP and self.small_share < MAX_SMALL_SHARE
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def margins(
+    path: Path, prompts: Sequence[Sequence[int]], n: int, *, space: ScoreSpace = ScoreSpace.SID
+) -> Margins:
+    """The margins of a checkpoint directory's own catalog at beam width ``n``, in float64 by brute force.
+
+    ``prompts``: token ids without the begin token. Raises whatever reading the directory raises.
+    """
+    catalog_file = path / "catalog.json"
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    layout = infer_layout(tokenizer, depth=peek_depth(catalog_file))
+    catalog = load_catalog(catalog_file, layout)
+    source = Float64Logits(path)
+    codebooks = tuple(tuple(book.tolist()) for book in layout.codebooks)
+    vocabulary = SidVocabulary(codebooks, layout.begin, layout.end)
+    grammar = Grammar(map(tuple, catalog.sids.tolist()), vocabulary)
+    oracle = Oracle(source, lambda case: grammar)
+    begin = () if layout.begin is None else (layout.begin,)
+    cases = [
+        SearchCase(
+            name=f"prompt {number}",
+            prompt=(*prompt, *begin),
+            n=n,
+            beam_width=n,
+            max_tokens=layout.depth,
+            space=space,
+            catalog="own",
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    return summarise(space, [np.array([h.score for h in ranked]) for ranked in oracle.search(cases)])
+
+
+def summarise(space: ScoreSpace, scores: Sequence[NDArray[np.float64]]) -> Margins:
+    """Pool the gaps of ranked score lists, best first."""
+    gaps = np.concatenate([-np.diff(ranked) for ranked in scores])
+    return Margins(
+        space=space.value,
+        prompts=len(scores),
+        gaps=len(gaps),
+        median_gap=float(np.median(gaps)),
+        small_share=float(np.mean(gaps < SMALL_GAP)),
+    )

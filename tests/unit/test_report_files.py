@@ -1,0 +1,92 @@
+"""The files of a run: places, ``latest``, Markdown, JUnit, the GitHub summary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from report_samples import checks, report
+from rich.console import Console
+
+from flashrec_harness.outcome import Check, ExitCode, Outcome
+from flashrec_harness.report import comparison, junit, markdown, model, terminal, writer
+
+FILES = {"report.html", "summary.md", "results.json", "junit.xml", "env.json"}
+
+
+def test_every_suite_and_the_run_have_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    directory = writer.write(report(), tmp_path)
+    for folder in (directory, directory / "parity", directory / "perf"):
+        assert {path.name for path in folder.iterdir()} >= FILES
+    assert json.loads((directory / "env.json").read_text())["hard"] == {"device": "NVIDIA H200"}
+    assert model.load(tmp_path / "latest") == report()
+    assert set(model.load(directory / "perf").suites) == {"perf"}
+
+
+def test_latest_moves_to_the_newest_run(tmp_path: Path) -> None:
+    writer.write(report(), tmp_path)
+    writer.write(replace(report(), run_id="20261130-000000-x"), tmp_path)
+    assert (tmp_path / "latest").readlink() == Path("20261130-000000-x")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_step_summary_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "summary"
+    target.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(target))
+    writer.write(report(), tmp_path / "reports")
+    assert target.read_text().startswith("before\n## FlashRec accept: FAIL: 1 of 6")
+
+
+def test_markdown_tables_survive_pipes_and_newlines() -> None:
+    text = markdown.render(report({"s": [Check("s", "a|b", Outcome.FAIL, "one\ntwo", reason="x|y")]}))
+    row = next(line for line in text.splitlines() if line.startswith("| a"))
+    assert row == r"| a\|b | ❌ **fail** | x\|y. one two |"
+
+
+def test_markdown_repeats_only_what_is_red() -> None:
+    text = markdown.render(report())
+    assert "--seed 7" in text
+    assert "not run" in text
+    assert text.rstrip().endswith("python -m flashrec_harness accept --quick\n```")
+
+
+def test_junit_maps_outcomes() -> None:
+    root = ET.fromstring(junit.render(report()))
+    parity, perf = root.findall("testsuite")
+    assert (parity.get("tests"), parity.get("failures")) == ("2", "1")
+    assert (perf.get("errors"), perf.get("skipped"), perf.get("tests")) == ("2", "1", "4")
+    skipped = perf.find("testcase/skipped")
+    assert skipped is not None
+    assert skipped.get("message") == "no baseline for this device"
+    failure = parity.find("testcase/failure")
+    assert failure is not None
+    assert "--seed 7" in (failure.text or "")
+
+
+def test_terminal_shows_verdict_reasons_and_repeat() -> None:
+    out = StringIO()
+    terminal.show(report(), Console(file=out, width=150), directory=Path("reports/x"))
+    text = out.getvalue()
+    assert "FAIL: 1 of 6" in text
+    assert "rank 3 differs" in text
+    assert "--seed 7" in text
+    assert "reports/x/report.html" in text
+
+
+def test_compare_names_what_changed_and_fails_only_on_new_red() -> None:
+    before, after = report(), report()
+    after.suites = checks()
+    after.suites["parity"][0].outcome = Outcome.FAIL
+    after.environment.hard["device"] = "NVIDIA H100"
+    out = StringIO()
+    assert comparison.show(before, after, Console(file=out, width=150)) is ExitCode.FAILED
+    assert "float32 against transformers" in out.getvalue()
+    assert "NVIDIA H100" in out.getvalue()
+    assert comparison.show(after, before, Console(file=StringIO())) is ExitCode.OK
+    assert comparison.changed_outcomes(before, before) == []

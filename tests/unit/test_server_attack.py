@@ -1,0 +1,197 @@
+"""Hostile input over real sockets: every answer is a 200 or a 4xx, and the server keeps answering."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from server_support import Running, error_of, make_scheduler, running, wait_until
+
+from flashrec.server.config import ServerConfig
+from flashrec.server.openai import ChatCompletionRequest, CompletionRequest
+from flashrec.server.profiling import StartProfileRequest
+from flashrec.server.recommend import RecommendRequest
+from flashrec.server.schemas import Body
+from flashrec.server.sglang import GenerateRequest, SamplingParams
+
+BODIES: dict[str, type[Body]] = {
+    "/generate": GenerateRequest,
+    "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/recommend": RecommendRequest,
+}
+GOOD: dict[str, dict[str, Any]] = {
+    "/generate": {"input_ids": [1, 2], "sampling_params": {"n": 2}},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/recommend": {"history": ["kiwi"]},
+}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    directory = tmp_path_factory.mktemp("shop")
+    config = ServerConfig(port=0, profiler_dir=directory / "profiles", body_timeout_s=0.5, max_body_bytes=1 << 20)
+    with running(make_scheduler(directory), config) as server:
+        yield server
+        assert_calm(server)
+
+
+def assert_calm(server: Running) -> None:
+    """Nothing held, nothing queued, and both a probe and a real request are answered."""
+    wait_until(lambda: server.context.lifecycle.in_flight == 0)
+    assert server.scheduler.pending == {}
+    assert server.client.get("/health").status_code == 200
+    assert server.post("/generate", GOOD["/generate"]).status_code == 200
+
+
+def leaves() -> st.SearchStrategy[Any]:
+    numbers = st.integers() | st.integers(-3, 300) | st.floats(allow_nan=True, allow_infinity=True)
+    texts = st.text(max_size=8) | st.sampled_from(["plum", "<s_a_0><s_b_0>", "vocab", "user", "CPU", "../x", "1" * 30])
+    return st.none() | st.booleans() | numbers | texts
+
+
+def values() -> st.SearchStrategy[Any]:
+    keys = st.text(max_size=6) | st.sampled_from(["role", "content", "text", "type", *SamplingParams.model_fields])
+    return st.recursive(
+        leaves(), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4), max_leaves=8
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("path", BODIES)
+@given(data=st.data())
+def test_wrong_types_in_every_field(shop: Running, path: str, data: st.DataObject) -> None:
+    names = st.sampled_from(sorted(BODIES[path].model_fields))
+    changes = data.draw(st.dictionaries(names | st.text(max_size=5), values(), max_size=3))
+    base = data.draw(st.sampled_from([{}, GOOD[path]]))
+    response = shop.raw(path, json.dumps(base | changes).encode("utf-8", "surrogatepass"))
+    assert response.status_code in {200, 400, 404}, response.text
+    if response.status_code != 200:
+        error = error_of(response)
+        assert error["param"]
+        assert "\n" not in error["message"].splitlines()[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_wrong_types_in_the_profile_request(shop: Running, data: st.DataObject) -> None:
+    """Always with one field that is refused, so that nothing is recorded."""
+    names = st.sampled_from(sorted(StartProfileRequest.model_fields))
+    changes = data.draw(st.dictionaries(names, values(), max_size=3))
+    response = shop.raw("/start_profile", json.dumps(changes | {"merge_profiles": True}).encode())
+    assert response.status_code == 400, response.text
+    assert shop.scheduler.engine.profiler.state == "idle"
+
+
+@settings(max_examples=150, deadline=None)
+@given(cut=st.integers(0, 200), noise=st.binary(max_size=6), path=st.sampled_from(sorted(BODIES)))
+def test_damaged_json(shop: Running, cut: int, noise: bytes, path: str) -> None:
+    body = json.dumps(GOOD[path]).encode()
+    cut = min(cut, len(body))
+    response = shop.raw(path, body[:cut] + noise + body[cut + 1 :])
+    assert response.status_code in {200, 400}, response.text
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_ten_megabytes(shop: Running, path: str) -> None:
+    with socket.create_connection(("127.0.0.1", shop.port)) as client:
+        client.settimeout(10)
+        client.sendall(head(path, 10 << 20))
+        assert client.recv(4096).startswith(b"HTTP/1.1 413 ")
+    assert_calm(shop)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 500_000,
+        b'{"a":' * 100_000,
+        b'{"text": "' + b"\\u0041" * 100_000 + b'"}',
+        b'{"input_ids": [' + b"1," * 400_000 + b"1]}",
+        b'{"input_ids": ' + b"[" * 900 + b"1" + b"]" * 900 + b"}",
+        b'{"' + b"k" * 500_000 + b'": 1}',
+        b'{"text": ' + b"9" * 500_000 + b"}",
+        b"\0" * 1000,
+        b"\xef\xbb\xbf{}",
+        b"\xff\xfe{\0}\0",
+    ],
+    ids=["nesting", "objects", "escapes", "long prompt", "deep ids", "long key", "long number", "nul", "bom", "utf16"],
+)
+def test_expensive_bodies(shop: Running, body: bytes) -> None:
+    response = shop.raw("/generate", body)
+    assert response.status_code == 400
+    assert len(response.content) < 1000
+    assert_calm(shop)
+
+
+def head(path: str, length: int) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}"]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def test_half_closed_and_reset_sockets(shop: Running) -> None:
+    """Connections cut at every stage: inside the head, inside the body, and before the answer is read."""
+    body = json.dumps(GOOD["/generate"]).encode()
+    whole = head("/generate", len(body)) + body
+    for seed in range(60):
+        choice = random.Random(seed)
+        with socket.create_connection(("127.0.0.1", shop.port)) as client:
+            client.sendall(whole[: choice.randrange(len(whole) + 1)])
+            ending = choice.randrange(3)
+            if ending == 0:
+                client.shutdown(socket.SHUT_WR)
+                client.settimeout(5)
+                client.recv(4096)
+            elif ending == 1:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert_calm(shop)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"POST /generate HTTP/9.9\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        bytes(range(256)) * 20,
+    ],
+)
+def test_bytes_that_are_not_http(shop: Running, data: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", shop.port)) as client:
+        client.sendall(data)
+        client.shutdown(socket.SHUT_WR)
+        client.settimeout(5)
+        answer = client.recv(4096)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+    assert_calm(shop)
+
+
+def test_many_idle_connections_do_not_keep_others_out(shop: Running) -> None:
+    idle = [socket.create_connection(("127.0.0.1", shop.port)) for _ in range(100)]
+    try:
+        assert_calm(shop)
+    finally:
+        for client in idle:
+            client.close()
+
+
+def test_the_attack_would_notice_a_held_request(shop: Running) -> None:
+    """Negative control: a request that is still in the queue is not calm."""
+    shop.scheduler.pending["planted"] = None
+    try:
+        with pytest.raises(AssertionError):
+            assert_calm(shop)
+    finally:
+        del shop.scheduler.pending["planted"]
