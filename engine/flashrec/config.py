@@ -60,6 +60,7 @@ class EngineConfig(BaseModel):
     enable_fused_rms_fp8: bool = Field(True, description="fuse RMSNorm with the FP8 quantisation of its output")
     enable_fused_silu_fp8: bool = Field(True, description="fuse SiLU x up with the FP8 quantisation of its output")
     enable_fused_qk_rope_kv: bool = Field(True, description="fuse QK-norm, RoPE and the KV store")
+    cpu_threads: int = Field(1, ge=1, description="threads of a CPU engine; a row's bits may depend on it")
     max_filter_keys: int = Field(
         1 << 20, ge=1, description="SIDs that the exclude and allow lists of a wave may name together"
     )

@@ -11,6 +11,9 @@ from flashrec.sid import Catalog, SidLayout
 INSTRUCTION = "Bought so far, oldest first: "
 """What the user message says before the semantic IDs. Checkpoints made here are trained with it."""
 
+TEMPLATE_TEXTS = (INSTRUCTION, "system\n", "user\n", "assistant\n")
+"""All plain text that a prompt can hold: a tokenizer trained here gets it into few tokens."""
+
 
 class PromptBuilder:
     """Builds prompts for one checkpoint.

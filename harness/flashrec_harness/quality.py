@@ -6,6 +6,7 @@ Each test row has one target.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -18,7 +19,9 @@ Recommend = Callable[[Sequence[int], int], list[int]]
 CUTOFFS = (1, 3, 5, 10, 20, 50)
 
 
-def target_positions(rankings: Sequence[Sequence[int] | NDArray[np.int64]], targets: Sequence[int]) -> NDArray[np.int64]:
+def target_positions(
+    rankings: Sequence[Sequence[int] | NDArray[np.int64]], targets: Sequence[int]
+) -> NDArray[np.int64]:
     """int64 ``[rows]``: the 0-based place of each target in its ranking, -1 where it is missing."""
     out = np.full(len(targets), -1, np.int64)
     for row, (ranking, target) in enumerate(zip(rankings, targets, strict=True)):
@@ -82,7 +85,7 @@ def markov(training: Iterable[Sequence[int]]) -> Recommend:
     training = list(training)
     following: dict[int, Counter[int]] = defaultdict(Counter)
     for sequence in training:
-        for last, row in zip(sequence, sequence[1:], strict=False):
+        for last, row in itertools.pairwise(sequence):
             following[last][row] += 1
     fallback = popularity(training)
 

@@ -19,6 +19,8 @@ FLOOR = 0.01
 """Smallest change worth a verdict, as a log-ratio: what an A/A run shows between sessions to start with."""
 BAND_WIDTH = 2.0
 """``k``: the noise band in standard deviations of the difference."""
+SCREEN_ALPHA = 0.03
+"""Chance of any false rejection among a workload's metrics: simulated, 0.3 % to 2 % of equal sessions."""
 CONFIDENCE = 0.99
 MIN_PAIRS = 5
 MAX_PAIRS = 20
@@ -34,6 +36,11 @@ def log_ratio(new: float, base: float) -> float:
 def percent(log_change: float) -> float:
     """A log-ratio as a change in percent: ``ln 1.05`` becomes 5."""
     return math.expm1(log_change) * 100
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The centre that belongs to log-ratios; all values positive."""
+    return math.exp(float(np.mean(np.log(np.asarray(values, dtype=np.float64)))))
 
 
 def _sample_sd(values: Sequence[float]) -> float:
@@ -59,16 +66,17 @@ def spread(sessions: Sequence[Sequence[float]]) -> Spread:
 
     One-way random-effects analysis of variance on the logs, by moments: the variance of session means
     minus what the processes' own variance contributes to it, not below 0 (Searle, Casella, McCulloch,
-    *Variance Components*, 1992, ch. 3). The centre is the median of session medians.
+    *Variance Components*, 1992, ch. 3). The centre is the geometric mean of the sessions' means.
     """
     logs = [np.log(np.asarray(values, dtype=np.float64)) for values in sessions]
     counts = [len(values) for values in logs]
+    means = [float(values.mean()) for values in logs]
     freedom = sum(counts) - len(counts)
-    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in logs)
+    squares = sum(float(((values - mean) ** 2).sum()) for values, mean in zip(logs, means, strict=True))
     within = math.sqrt(squares / freedom) if freedom else 0.0
-    means_variance = _sample_sd([float(values.mean()) for values in logs]) ** 2
-    between = math.sqrt(max(0.0, means_variance - within**2 * float(np.mean([1 / n for n in counts]))))
-    centre = math.exp(float(np.median([np.median(values) for values in logs])))
+    explained = within**2 * float(np.mean([1 / count for count in counts]))
+    between = math.sqrt(max(0.0, _sample_sd(means) ** 2 - explained))
+    centre = math.exp(float(np.mean(means)))
     return Spread(centre, within, between, len(logs), sum(counts))
 
 
@@ -82,12 +90,16 @@ def band(base: Spread, processes: int, *, floor: float = FLOOR, k: float = BAND_
     return max(floor, k * noise)
 
 
-def screen_p_value(change: float, half_band: float, *, k: float = BAND_WIDTH) -> float:
-    """One-sided p-value of a change for the worse (``change`` > 0), the band taken as ``k`` deviations."""
-    return float(distributions.norm.sf(change * k / half_band))
+def screen_p_value(change: float, half_band: float, sessions: int, *, k: float = BAND_WIDTH) -> float:
+    """One-sided p-value of a change for the worse (``change`` > 0), the band taken as ``k`` deviations.
+
+    Student's t with as many degrees of freedom as there are stored ``sessions``: the band comes from few of
+    them, and a normal law would raise an alarm in 6 % of equal sessions (simulated, 3 sessions of 3 processes).
+    """
+    return float(distributions.t.sf(change * k / half_band, sessions))
 
 
-def holm(p_values: Mapping[str, float], alpha: float = 0.01) -> dict[str, bool]:
+def holm(p_values: Mapping[str, float], alpha: float = SCREEN_ALPHA) -> dict[str, bool]:
     """Which hypotheses are rejected, the chance of *any* false rejection being at most ``alpha``.
 
     S. Holm, *A simple sequentially rejective multiple test procedure*, Scand. J. Statist. 6 (1979).
@@ -101,11 +113,11 @@ def holm(p_values: Mapping[str, float], alpha: float = 0.01) -> dict[str, bool]:
 
 
 def screen_detectable(
-    half_band: float, *, k: float = BAND_WIDTH, alpha: float = 0.01, metrics: int = 1
+    half_band: float, sessions: int, *, k: float = BAND_WIDTH, alpha: float = SCREEN_ALPHA, metrics: int = 1
 ) -> float:
     """Smallest true change (log-ratio) that the screen rejects with 95 % power, Holm's first step."""
-    deviation = half_band / k
-    return deviation * float(distributions.norm.isf(alpha / metrics) + distributions.norm.isf(0.05))
+    critical = float(distributions.t.isf(alpha / metrics, sessions))
+    return half_band / k * (critical + float(distributions.norm.isf(0.05)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +139,7 @@ def abba_order(pairs: int) -> str:
     return "".join("AB" if pair % 2 == 0 else "BA" for pair in range(pairs))
 
 
-def paired_interval(
-    a: Sequence[float], b: Sequence[float], *, confidence: float = CONFIDENCE
-) -> PairedInterval:
+def paired_interval(a: Sequence[float], b: Sequence[float], *, confidence: float = CONFIDENCE) -> PairedInterval:
     """Student's t interval of ``ln(b / a)`` over pairs. Raises ``ValueError`` below two pairs."""
     if len(a) != len(b) or len(a) < 2:
         raise ValueError(f"paired samples need equal lengths of at least 2, got {len(a)} and {len(b)}")

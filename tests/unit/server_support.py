@@ -58,6 +58,31 @@ def write_catalog(directory: Path) -> Path:
     return path
 
 
+def write_checkpoint(directory: Path) -> Path:
+    """A Qwen3 of two layers with random weights (seeded), its tokenizer, and a catalog beside it."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(directory)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        eos_token_id=264,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    write_catalog(directory)
+    return directory
+
+
 @dataclass
 class FakeEngine:
     """Validates like an engine with a vocabulary of 265; knows no model."""

@@ -229,7 +229,7 @@ def _merge_kernel(
             for first in range(1, splits, PREFETCH):
                 for ahead in tl.static_range(PREFETCH):
                     present = first + ahead < splits
-                    skip = (first + ahead) * num_rows.to(tl.int64) * Q_HEADS
+                    skip = (first + ahead).to(tl.int64) * num_rows * Q_HEADS
                     other_peak = tl.load(peaks + skip + index, mask=live & present, other=float("-inf"))
                     other_total = tl.load(totals + skip + index, mask=live & present, other=0.0)
                     source = partial + (skip + row * Q_HEADS) * HEAD_DIM + inner

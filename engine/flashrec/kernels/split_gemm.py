@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flashrec.kernels._triton import ceil_div, jit, next_power_of_2, tl
+from flashrec.kernels._triton import ceil_div, descriptor, jit, next_power_of_2, tl
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,31 +33,41 @@ class GemmPlan:
 
 @jit
 def _chunk_product(
-    x_tile: tl.tensor,
-    w_tile: tl.tensor,
-    row_mask: tl.tensor,
-    out_mask: tl.tensor,
-    lane: tl.tensor,
+    x: tl.tensor,
+    w: tl.tensor,
+    row0: tl.tensor,
+    out0: tl.tensor,
+    rows: tl.tensor,
+    outs: tl.tensor,
     begin: tl.tensor,
     size: tl.tensor,
+    x_stride: tl.tensor,
+    w_stride: tl.tensor,
     CHUNK: tl.constexpr,
-    EVEN: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ) -> tl.tensor:
     """Device: one chunk's product [BLOCK_OUT, BLOCK_ROWS] in float32, from zero."""
     total = tl.zeros((BLOCK_OUT, BLOCK_ROWS), dtype=tl.float32)
-    for offset in range(0, CHUNK, BLOCK_K):
-        column = begin + offset
-        if EVEN:
-            w = tl.load(w_tile + column, mask=out_mask, other=0.0)
-            x = tl.load(x_tile + column, mask=row_mask, other=0.0)
-        else:
-            inside = column + lane < size
-            w = tl.load(w_tile + column, mask=out_mask & inside[None, :], other=0.0)
-            x = tl.load(x_tile + column, mask=row_mask & inside[:, None], other=0.0)
-        total = tl.dot(w, x, total, input_precision="ieee")
+    if DESCRIPTOR:
+        for offset in range(0, CHUNK, BLOCK_K):
+            w_tile = w.load([out0, begin + offset])
+            x_tile = x.load([row0, begin + offset])
+            total = tl.dot(w_tile, x_tile.T, total, input_precision="ieee")
+    else:
+        row = row0 + tl.arange(0, BLOCK_ROWS)
+        out = out0 + tl.arange(0, BLOCK_OUT)
+        x_rows = x + row.to(tl.int64)[None, :] * x_stride
+        w_rows = w + out.to(tl.int64)[:, None] * w_stride
+        for offset in range(0, CHUNK, BLOCK_K):
+            column = begin + offset + tl.arange(0, BLOCK_K)
+            w_mask = (out < outs)[:, None] & (column < size)[None, :]
+            x_mask = (row < rows)[None, :] & (column < size)[:, None]
+            w_tile = tl.load(w_rows + column[None, :], mask=w_mask, other=0.0)
+            x_tile = tl.load(x_rows + column[:, None], mask=x_mask, other=0.0)
+            total = tl.dot(w_tile, x_tile, total, input_precision="ieee")
     return total
 
 
@@ -78,39 +88,38 @@ def _split_gemm_kernel(
     out_stride: tl.tensor,
     SPLITS: tl.constexpr,
     CHUNK: tl.constexpr,
-    EVEN: tl.constexpr,
     ACROSS: tl.constexpr,
     SCALED: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ) -> None:
     """One tile of ``out`` a program, or one chunk of one (``ACROSS``).
 
-    ``x[rows, size]``, ``w[outs, size]``, ``out[rows, outs]`` by row stride; ``x_scale[rows]``,
-    ``w_scale[outs]`` float32 when ``SCALED``; ``partial`` float32 [tiles, SPLITS, BLOCK_OUT, BLOCK_ROWS] and
-    ``tickets`` int32 [tiles], zero before and after the launch, when ``ACROSS``.
+    ``x[rows, size]``, ``w[outs, size]`` by row stride or as tensor descriptors; ``out[rows, outs]``;
+    ``x_scale[rows]``, ``w_scale[outs]`` float32 when ``SCALED``; ``partial`` float32
+    [tiles, SPLITS, BLOCK_OUT, BLOCK_ROWS] and ``tickets`` int32 [tiles], zero before and after the launch,
+    when ``ACROSS``.
     """
     row_tiles = tl.cdiv(rows, BLOCK_ROWS)
     tile = tl.program_id(0)
     split = tl.program_id(1)
-    row = (tile % row_tiles) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = (tile // row_tiles) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    lane = tl.arange(0, BLOCK_K)
-    row_mask = (row < rows)[None, :]
-    out_mask = (column < outs)[:, None]
-    x_tile = x + row.to(tl.int64)[None, :] * x_stride + lane[:, None]
-    w_tile = w + column.to(tl.int64)[:, None] * w_stride + lane[None, :]
+    row0 = (tile % row_tiles) * BLOCK_ROWS
+    out0 = (tile // row_tiles) * BLOCK_OUT
     total = _chunk_product(
-        x_tile,
-        w_tile,
-        row_mask,
-        out_mask,
-        lane,
+        x,
+        w,
+        row0,
+        out0,
+        rows,
+        outs,
         split * CHUNK,
         size,
+        x_stride,
+        w_stride,
         CHUNK,
-        EVEN,
+        DESCRIPTOR,
         BLOCK_OUT,
         BLOCK_ROWS,
         BLOCK_K,
@@ -131,26 +140,32 @@ def _split_gemm_kernel(
     else:
         for i in range(1, SPLITS):
             total += _chunk_product(
-                x_tile,
-                w_tile,
-                row_mask,
-                out_mask,
-                lane,
+                x,
+                w,
+                row0,
+                out0,
+                rows,
+                outs,
                 i * CHUNK,
                 size,
+                x_stride,
+                w_stride,
                 CHUNK,
-                EVEN,
+                DESCRIPTOR,
                 BLOCK_OUT,
                 BLOCK_ROWS,
                 BLOCK_K,
             )
     if last:
+        row = row0 + tl.arange(0, BLOCK_ROWS)
+        column = out0 + tl.arange(0, BLOCK_OUT)
         if SCALED:
             token_scale = tl.load(x_scale + row, mask=row < rows, other=0.0)
             channel_scale = tl.load(w_scale + column, mask=column < outs, other=0.0)
             total = total * token_scale[None, :] * channel_scale[:, None]
         target = out + row.to(tl.int64)[None, :] * out_stride + column[:, None]
-        tl.store(target, total.to(out.dtype.element_ty), mask=row_mask & out_mask)
+        mask = (row < rows)[None, :] & (column < outs)[:, None]
+        tl.store(target, total.to(out.dtype.element_ty), mask=mask)
 
 
 TARGET_PROGRAMS = 256
@@ -179,6 +194,12 @@ def plan_gemm(rows: int, outs: int, size: int, itemsize: int) -> GemmPlan:
         block_rows = max(16, next_power_of_2(rows))
         return GemmPlan(splits, block_k, 64, block_rows, splits > 1, 4, 4)
     return GemmPlan(splits, block_k, 128, 128, False, 8, 4)
+
+
+def _aligned(matrix: torch.Tensor) -> bool:
+    """Whether the copy engine can fetch tiles of ``matrix``: 16-byte rows from a 16-byte address."""
+    row_bytes = matrix.stride(0) * matrix.element_size()
+    return matrix.data_ptr() % 16 == 0 and row_bytes % 16 == 0 and matrix.stride(1) == 1
 
 
 class SplitGemm:
@@ -235,11 +256,12 @@ class SplitGemm:
         if plan.across_programs and (needed > self.partial.numel() or tiles > self.tickets.numel()):
             raise ValueError(f"split GEMM: {tiles} tiles need {4 * needed} bytes of workspace; enlarge it")
         chunk = ceil_div(ceil_div(size, plan.splits), plan.block_k) * plan.block_k
+        described = _aligned(x) and _aligned(w)
         if rows:
             _split_gemm_kernel[(tiles, plan.splits if plan.across_programs else 1)](
-                x,
+                descriptor(x, [plan.block_rows, plan.block_k]) if described else x,
                 self.partial if x_scale is None else x_scale,
-                w,
+                descriptor(w, [plan.block_out, plan.block_k]) if described else w,
                 self.partial if w_scale is None else w_scale,
                 out,
                 self.partial,
@@ -252,7 +274,7 @@ class SplitGemm:
                 out.stride(0),
                 SPLITS=plan.splits,
                 CHUNK=chunk,
-                EVEN=size == chunk * plan.splits,
+                DESCRIPTOR=described,
                 ACROSS=plan.across_programs,
                 SCALED=x_scale is not None,
                 BLOCK_OUT=plan.block_out,

@@ -83,7 +83,7 @@ class CatalogProgram:
                 expansion = expand(logits, level, frontier, spans, filters, sampling)
                 reorder_ancestors(buffers, expansion.parent, step)
             if ledger is not None:
-                self._record(ledger, step, expansion, logits, spans)
+                self._record(ledger, step, expansion, logits, spans, frontier.valid)
             return expansion
 
         spans = buffers.later_spans(layout)
@@ -109,7 +109,15 @@ class CatalogProgram:
         )
         return root if sampling is None else replace(root, phi=zero, noisy=zero)
 
-    def _record(self, ledger: Ledger, step: int, expansion: Expansion, logits: torch.Tensor, spans: Spans) -> None:
+    def _record(
+        self,
+        ledger: Ledger,
+        step: int,
+        expansion: Expansion,
+        logits: torch.Tensor,
+        spans: Spans,
+        rows_valid: torch.Tensor,
+    ) -> None:
         ledger.record(
             step,
             tokens=self._tokens(step, expansion),
@@ -118,4 +126,5 @@ class CatalogProgram:
             valid=expansion.frontier.valid,
             logits=logits,
             rows=spans.request,
+            rows_valid=rows_valid,
         )

@@ -48,9 +48,10 @@ class Ledger:
         valid: torch.Tensor,
         logits: torch.Tensor,
         rows: torch.Tensor,
+        rows_valid: torch.Tensor,
     ) -> None:
         """Digest a selection: ``tokens``, ``parents``, ``scores``, ``valid`` [B] after it, and the ``logits``
-        [N, W] that it saw with the request ``rows`` int64 [N] of each."""
+        [N, W] that it saw: ``rows`` int64 [N] is the request of each, ``rows_valid`` bool [N] leaves out padding."""
         buffers = self.buffers
         owner = buffers.row_request
         rank = buffers.row_index - buffers.later[0, owner]
@@ -70,7 +71,7 @@ class Ledger:
         live = valid.long()
         for name, value in values.items():
             self._sum(step, name, mix64(value ^ mix64(rank.long())) * live, owner)
-        bits = mix64(logits.float().view(torch.int32).long()).sum(1)
+        bits = mix64(logits.float().view(torch.int32).long()).sum(1) * rows_valid.long()
         self._sum(step, "logits", bits, rows)
         self.records[step, FIELDS.index("seq_lens")] = mix64((buffers.context_len + step).long())
         self.records[step, FIELDS.index("kv")] = self._context()
@@ -100,11 +101,16 @@ class Ledger:
 
 
 def write_tags(tags: torch.Tensor, members: list[Member], pool: KVPool) -> None:
-    """Name the content of every page of the members, the partial last page included."""
+    """Name the content of every page that the members fill, the partial last page included.
+
+    A cached page keeps the name that it got from the wave that filled it: had another wave filled it since,
+    a hit would show that wave's name.
+    """
     pages, values = [], []
     for member in members:
-        tag = 0
-        for index, page in enumerate(member.pages):
+        cached = len(member.path)
+        tag = member.path[-1].tag if member.path else 0
+        for index, page in enumerate(member.pages[cached:], cached):
             key = member.tokens[index * pool.page_size : (index + 1) * pool.page_size].astype("<i4").tobytes()
             tag = page_tag(tag, key)
             pages.append(page)

@@ -64,6 +64,8 @@ def load_engine_parts(config: EngineConfig) -> Loaded:
     Raises:
         FlashRecError: of the class that says what is wrong, in one line.
     """
+    if config.torch_device.type == "cpu":
+        torch.set_num_threads(config.cpu_threads)
     raw = read_raw_config(config.model_path)
     kind = model_class(raw)
     model_config = kind.parse_config(raw, config.model_path)

@@ -69,9 +69,13 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"host: cannot listen on {host}: {error.strerror}") from None
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
+        listener.close()
         raise ConfigError(f"port: cannot listen on {host}:{port}: {error.strerror}") from None
     return listener
 

@@ -31,9 +31,8 @@ from flashrec_harness.checkpoints.sequences import (
 )
 from flashrec_harness.checkpoints.tokenizer import CHAT_END, PAD, build_tokenizer, save_tokenizer
 from flashrec_harness.checkpoints.training import STATE_FILE, TrainingConfig, train
-from flashrec_harness.prompts import INSTRUCTION, PromptBuilder
+from flashrec_harness.prompts import TEMPLATE_TEXTS, PromptBuilder
 
-TEMPLATE_TEXTS = (INSTRUCTION, "system\n", "user\n", "assistant\n")
 EVALUATION_BEAMS = 50
 
 
@@ -123,9 +122,7 @@ def judge(
     return out
 
 
-def _prepare_tokenizer(
-    catalog: Catalog, out: Path, config: CheckpointConfig
-) -> tuple[PromptBuilder, SidLayout]:
+def _prepare_tokenizer(catalog: Catalog, out: Path, config: CheckpointConfig) -> tuple[PromptBuilder, SidLayout]:
     """Write the tokenizer, and read it back as every later user will."""
     sizes = config.sid_sizes or tuple(int(size) + 1 for size in catalog.sids.max(0))
     if len(sizes) != catalog.depth or np.any(catalog.sids >= np.array(sizes)):
@@ -169,9 +166,7 @@ def _train(
     return model.to(torch.bfloat16).to(torch.float32), losses, seconds
 
 
-def example_maker(
-    builder: PromptBuilder, layout: SidLayout, catalog: Catalog, max_history: int
-) -> ExampleMaker:
+def example_maker(builder: PromptBuilder, layout: SidLayout, catalog: Catalog, max_history: int) -> ExampleMaker:
     """The examples of a checkpoint: its prompt frame and the wrapped tokens of each catalog row."""
     if layout.begin is None or layout.end is None:
         raise CatalogError("training needs a layout with begin and end tokens")

@@ -72,13 +72,18 @@ def write_model(model: Any, out: Path, *, eos_token_id: int) -> None:
         rope_theta=c.rope_parameters["rope_theta"],
     )
     write_json(out / "config.json", dimensions.config_json(c.vocab_size, eos_token_id))
-    write_json(out / "generation_config.json", {"eos_token_id": eos_token_id, "do_sample": False})
+    write_generation_config(out, eos_token_id)
     tensors = {
         name: tensor.detach().to(torch.bfloat16).contiguous()
         for name, tensor in model.state_dict().items()
         if name != "lm_head.weight"
     }
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_generation_config(out: Path, eos_token_id: int) -> None:
+    """``generation_config.json``: greedy, ending at the end of the assistant's turn."""
+    write_json(out / "generation_config.json", {"do_sample": False, "eos_token_id": eos_token_id})
 
 
 def write_json(path: Path, content: Any) -> None:

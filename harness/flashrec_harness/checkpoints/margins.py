@@ -45,9 +45,7 @@ class Margins:
         return asdict(self)
 
 
-def margins(
-    path: Path, prompts: Sequence[Sequence[int]], n: int, *, space: ScoreSpace = ScoreSpace.SID
-) -> Margins:
+def margins(path: Path, prompts: Sequence[Sequence[int]], n: int, *, space: ScoreSpace = ScoreSpace.SID) -> Margins:
     """The margins of a checkpoint directory's own catalog at beam width ``n``, in float64 by brute force.
 
     ``prompts``: token ids without the begin token. Raises whatever reading the directory raises.

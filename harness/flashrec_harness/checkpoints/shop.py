@@ -119,9 +119,7 @@ class Shop:
             out[interest, others] += (1 - c.stay) * np.array([0.7, 0.3])
         return out
 
-    def _name_items(
-        self, rng: np.random.Generator, series_department: Ints
-    ) -> tuple[dict[str, int], dict[str, str]]:
+    def _name_items(self, rng: np.random.Generator, series_department: Ints) -> tuple[dict[str, int], dict[str, str]]:
         """Item ids (in shuffled order) and titles; some SIDs get a second item, a multipack of the first."""
         maker = TitleMaker(rng, series_department)
         shared = rng.random(len(self.sids)) < self.config.shared_sid_share

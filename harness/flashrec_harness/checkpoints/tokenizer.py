@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 PAD, CHAT_START, CHAT_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+_CONTROL = (PAD, CHAT_START, CHAT_END)
 SID_BEGIN, SID_END = "<|sid_begin|>", "<|sid_end|>"
 
 CHAT_TEMPLATE = (
@@ -24,7 +25,9 @@ CHAT_TEMPLATE = (
 )
 """Qwen's ChatML, without tools and thinking."""
 
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 """Qwen's pre-tokenizer pattern."""
 
 
@@ -38,11 +41,14 @@ def sid_text(codes: Sequence[int]) -> str:
     return SID_BEGIN + "".join(sid_token(level, code) for level, code in enumerate(codes)) + SID_END
 
 
-def build_tokenizer(corpus: Iterable[str], sizes: Sequence[int], *, text_vocab: int = 512) -> Tokenizer:
+def build_tokenizer(
+    corpus: Iterable[str], sizes: Sequence[int], *, text_vocab: int = 512, text_tokens: int | None = None
+) -> Tokenizer:
     """Train the BPE on ``corpus`` and add the tokens of codebooks with ``sizes`` codes.
 
-    ``text_vocab``: at most this many byte-level tokens, at least the 256 bytes. The result depends on the
-    corpus alone: ties between merges are broken by the library's fixed order.
+    ``text_vocab``: at most this many byte-level tokens, at least the 256 bytes. ``text_tokens``: where the first
+    codebook starts; ids that the BPE and the control tokens leave free are filled with ``<|unused_0|>`` and so on,
+    which no text encodes to. The result depends on the corpus alone.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -58,10 +64,21 @@ def build_tokenizer(corpus: Iterable[str], sizes: Sequence[int], *, text_vocab: 
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in (PAD, CHAT_START, CHAT_END)])
+    if text_tokens is not None:
+        tokenizer = _filled(tokenizer, text_tokens - len(_CONTROL))
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _CONTROL])
     codes = [sid_token(level, code) for level, size in enumerate(sizes) for code in range(size)]
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in (*codes, SID_BEGIN, SID_END)])
     return tokenizer
+
+
+def _filled(tokenizer: Tokenizer, size: int) -> Tokenizer:
+    """The same tokenizer with entries that no merge reaches, up to ``size``."""
+    content = json.loads(tokenizer.to_str())
+    vocabulary = content["model"]["vocab"]
+    missing = range(len(vocabulary), size)
+    vocabulary.update((f"<|unused_{i}|>", token) for i, token in enumerate(missing))
+    return Tokenizer.from_str(json.dumps(content))
 
 
 def save_tokenizer(tokenizer: Tokenizer, out: Path, *, max_length: int) -> None:

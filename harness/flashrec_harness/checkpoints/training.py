@@ -104,9 +104,7 @@ def _step(model: Any, optimizer: torch.optim.Optimizer, batch: Batch, label_smoo
     return float(loss.detach())
 
 
-def _batches(
-    sequences: Sequence[Ints], maker: ExampleMaker, config: TrainingConfig, seed: int
-) -> Iterator[Batch]:
+def _batches(sequences: Sequence[Ints], maker: ExampleMaker, config: TrainingConfig, seed: int) -> Iterator[Batch]:
     for epoch in itertools.count():
         yield from epoch_batches(
             sequences,

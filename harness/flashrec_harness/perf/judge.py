@@ -170,12 +170,12 @@ class Comparison:
 
 
 def comparisons(session: MeasuredSession, baseline: Baseline) -> list[Comparison]:
-    """Every gated metric of every cell; the session's value is the median of its processes."""
+    """Every gated metric of every cell; the session's value is the geometric mean of its process medians."""
     found = []
     for cell, metrics in session.samples.items():
         for metric, sign in GATED.items():
             spread = baseline.spread(cell, metric)
-            new = statistics.median(metrics[metric])
+            new = stats.geometric_mean(metrics[metric])
             change = sign * stats.log_ratio(new, spread.centre)
             band = stats.band(spread, len(metrics[metric]))
             found.append(Comparison(cell, metric, spread.centre, new, change, band))
@@ -196,11 +196,12 @@ def against_baseline(session: MeasuredSession, baseline: Baseline, soft_differen
     """Screen a session against its baseline, one check per cell.
 
     A metric fails when it is worse by more than its noise band and Holm's procedure over all metrics of
-    all cells rejects it at 1 %. Worse than the band alone does not decide, nor does any screening across a
+    all cells rejects it at 3 %. Worse than the band alone does not decide, nor does any screening across a
     soft difference (driver, torch, triton): paired rounds do (``--against``).
     """
     every = comparisons(session, baseline)
-    rejected = stats.holm({one.key: stats.screen_p_value(one.worse, one.band) for one in every})
+    sessions = len(baseline.sessions)
+    rejected = stats.holm({one.key: stats.screen_p_value(one.worse, one.band, sessions) for one in every})
     checks = []
     for cell in session.samples:
         mine = [one for one in every if one.cell == cell]
@@ -210,6 +211,10 @@ def against_baseline(session: MeasuredSession, baseline: Baseline, soft_differen
             outcome = Outcome.INCONCLUSIVE
         checks.append(_comparison_check(cell, judged, outcome, baseline, session, soft_differences, len(every)))
     return checks
+
+
+def _detectable_percent(one: Comparison, baseline: Baseline, metrics: int) -> float:
+    return stats.percent(stats.screen_detectable(one.band, len(baseline.sessions), metrics=metrics))
 
 
 def _comparison_check(
@@ -228,7 +233,7 @@ def _comparison_check(
             "now": one.new,
             "change %": round(stats.percent(one.worse * GATED[one.metric]), 2),
             "band ± %": round(stats.percent(one.band), 2),
-            "detectable %": round(stats.percent(stats.screen_detectable(one.band, metrics=metrics)), 1),
+            "detectable %": round(_detectable_percent(one, baseline, metrics), 1),
             "verdict": words,
         }
         for one, _, words in judged
@@ -238,7 +243,7 @@ def _comparison_check(
     summary = (
         f"{len(judged)} metrics against {len(baseline.sessions)} stored sessions; the furthest is "
         f"{grave.metric} {change:+.1f} % ({words}, band ± {stats.percent(grave.band):.1f} %); smaller than "
-        f"{stats.percent(stats.screen_detectable(grave.band, metrics=metrics)):.1f} % could be missed"
+        f"{_detectable_percent(grave, baseline, metrics):.1f} % could be missed"
     )
     reason = ""
     if outcome is not Outcome.PASS:

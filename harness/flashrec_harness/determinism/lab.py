@@ -1,0 +1,146 @@
+"""Runs waves that hold a probe on an engine, and writes down what came out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flashrec import Engine, EngineConfig, Request, Result, ScoreSpace
+from flashrec_harness.determinism.records import (
+    Observation,
+    ProcessReport,
+    ledger_digest,
+    output_beams,
+    output_digest,
+    plain_ledger,
+)
+from flashrec_harness.determinism.task import Task
+from flashrec_harness.material import Prompt
+
+FREE_TOKENS = 3
+"""Length of a search without a catalog."""
+
+_LISTED_SIDS = 4096
+_PAGE: int = EngineConfig.model_fields["page_size"].default
+
+
+@dataclass(slots=True)
+class Place:
+    """Which axis a wave belongs to and what is special about it."""
+
+    axis: str
+    case: str
+
+
+class Lab:
+    """One process's requests and report."""
+
+    def __init__(self, task: Task, report: ProcessReport) -> None:
+        self.task = task
+        self.report = report
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the search follows a catalog."""
+        return self.task.sid_vocab_file is not None
+
+    @contextmanager
+    def engine(self, **overrides: Any) -> Iterator[Engine]:
+        """An engine of this checkpoint with the ledger on, closed at the end."""
+        task = self.task
+        catalog = Path(task.sid_vocab_file) if task.sid_vocab_file else None
+        engine = Engine(
+            EngineConfig(
+                model_path=Path(task.model_path),
+                sid_vocab_file=catalog,
+                sid=task.sid,
+                **{"record_ledger": True, **overrides},
+            )
+        )
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    def request(self, prompt: Prompt, n: int, **fields: Any) -> Request:
+        """A fresh request: nothing in the engine may remember an earlier one by its identity."""
+        length = {} if self.constrained else {"max_tokens": FREE_TOKENS}
+        return Request(input_ids=tuple(prompt), n=n, **length, **fields)
+
+    def probe(self, name: str, engine: Engine) -> Request:
+        """The probe called ``name``, the same bits in every process.
+
+        ``default``; ``narrow``, one beam; a score space's name; ``allow`` and ``exclude``, with that list;
+        ``seeded``, sampled; ``tied``, the default on weights that tie.
+        """
+        prompt, width = self.task.prompts[0], self.task.width
+        if name in set(ScoreSpace):
+            return self.request(prompt, width, score_space=ScoreSpace(name))
+        if name in ("allow", "exclude"):
+            return self.request(prompt, width, **{f"{name}_sids": self._listed(engine)})
+        if name == "seeded":
+            return self.request(prompt, width, temperature=0.8, seed=20)
+        return self.request(prompt, 1 if name == "narrow" else width)
+
+    def _listed(self, engine: Engine) -> tuple[tuple[int, ...], ...]:
+        """Every other SID of the catalog, at most 4,096 of them, evenly spread."""
+        assert engine.catalog is not None
+        sids = engine.catalog.sids
+        step = max(2, -(-len(sids) // _LISTED_SIDS))
+        return tuple(tuple(codes) for codes in sids[1::step].tolist())
+
+    def mates(self, rng: random.Random, rows: int, **fields: Any) -> list[Request]:
+        """Requests of exactly ``rows`` beams together: random prompts, tails of prompts and near twins of the probe."""
+        found: list[Request] = []
+        while rows > 0:
+            width = min(rng.randint(1, 24), rows)
+            found.append(self.request(self.mate_prompt(rng), width, **fields))
+            rows -= width
+        return found
+
+    def mate_prompt(self, rng: random.Random) -> Prompt:
+        """Somebody else's prompt; one in three is the probe's with one token changed, often a page's last."""
+        prompts = self.task.prompts
+        if rng.random() < 1 / 3:
+            changed = list(prompts[0])
+            ends = range(_PAGE - 1, len(changed), _PAGE)
+            where = rng.choice(ends) if ends and rng.random() < 0.5 else rng.randrange(len(changed))
+            changed[where] = rng.choice(prompts[-1])
+            return tuple(changed)
+        prompt = rng.choice(prompts)
+        return prompt[rng.randrange(len(prompt)) :]
+
+    def wave(
+        self, engine: Engine, place: Place, probe: str, mates: Sequence[Request], rng: random.Random
+    ) -> Result:
+        """Run the probe at a random place among ``mates`` and record its bits."""
+        requests = list(mates)
+        position = rng.randint(0, len(requests))
+        requests.insert(position, replace(self.probe(probe, engine), rid=probe))
+        waves = engine.stats()["waves"]
+        result = engine.generate(requests)[position]
+        if engine.stats()["waves"] == waves + 1:
+            self.report.count(place.axis, "waves")
+        self.observe(engine, place, result, rows=sum(one.n for one in requests), requests=len(requests), at=position)
+        return result
+
+    def observe(self, engine: Engine, place: Place, result: Result, *, rows: int, requests: int, at: int) -> None:
+        """Write down the bits of the probe that ``result`` answers."""
+        probe, report = result.rid, self.report
+        beams = output_beams(result.beams)
+        ledger = plain_ledger(engine.ledgers.get(probe, ()))
+        engine.ledgers.clear()
+        output, steps = output_digest(beams), ledger_digest(ledger)
+        report.outputs[output] = beams
+        report.ledgers[steps] = ledger
+        report.requests.setdefault(probe, asdict(self.probe(probe, engine)))
+        report.observations.append(
+            Observation(place.axis, place.case, probe, output, steps, rows, requests, at, result.cached_tokens)
+        )
+
+
+AxisRun = Callable[[Lab, Engine], None]
