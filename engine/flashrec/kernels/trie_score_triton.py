@@ -178,7 +178,7 @@ def score_kernel(
     bits: tl.tensor,
     peaks: tl.tensor,
     logits_stride: tl.tensor,
-    width: tl.tensor,
+    logits_size: tl.tensor,
     size: tl.tensor,
     slots: tl.tensor,
     groups: tl.tensor,
@@ -196,7 +196,7 @@ def score_kernel(
 ) -> None:
     """One row a program: ``normalisers`` float32 [N], ``bits`` int32 [N, slots], ``peaks`` int64 [N, groups].
 
-    ``logits`` [N, width] by row stride; the other pointers as in :mod:`flashrec.kernels.trie_expand`, with
+    ``logits`` [N, logits_size] by row stride; the other pointers as in :mod:`flashrec.kernels.trie_expand`, with
     booleans as bytes. A row that is not valid or in no span has no peaks, and its bits are not written.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -241,7 +241,7 @@ def score_kernel(
             tl.debug_barrier()
             normaliser = _log_sum_exp(bits_row, slots, True, BLOCK_SLOTS)
         else:
-            normaliser = _log_sum_exp(logits_row, width, False, BLOCK_WIDTH)
+            normaliser = _log_sum_exp(logits_row, logits_size, False, BLOCK_WIDTH)
         tl.store(normalisers + row, normaliser)
         for first in range(0, slots, BLOCK_SLOTS):
             slot = first + lane

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from flashrec.request import ScoreSpace
-from flashrec.sid import infer_layout, load_catalog, peek_depth
+from flashrec.sid import SidLayout, infer_layout, load_catalog, peek_depth
 from flashrec_harness.references.grammar import Grammar, SidVocabulary
 from flashrec_harness.references.logits import Float64Logits
 from flashrec_harness.references.oracle import Oracle
 from flashrec_harness.references.types import SearchCase
 
+CATALOG = "catalog.json"
 SMALL_GAP = 1e-4
 MIN_MEDIAN_GAP = 1e-2
 MAX_SMALL_SHARE = 0.005
@@ -50,29 +51,33 @@ def margins(path: Path, prompts: Sequence[Sequence[int]], n: int, *, space: Scor
 
     ``prompts``: token ids without the begin token. Raises whatever reading the directory raises.
     """
-    catalog_file = path / "catalog.json"
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    layout = infer_layout(tokenizer, depth=peek_depth(catalog_file))
-    catalog = load_catalog(catalog_file, layout)
-    source = Float64Logits(path)
+    layout = infer_layout(AutoTokenizer.from_pretrained(path), depth=peek_depth(path / CATALOG))
+    ranked = own_oracle(path).search([case_of(prompt, layout, n, space) for prompt in prompts])
+    return summarise(space, [np.array([hypothesis.score for hypothesis in beams]) for beams in ranked])
+
+
+def own_oracle(path: Path) -> Oracle:
+    """The float64 oracle over a checkpoint directory and the catalog in it."""
+    layout = infer_layout(AutoTokenizer.from_pretrained(path), depth=peek_depth(path / CATALOG))
+    catalog = load_catalog(path / CATALOG, layout)
     codebooks = tuple(tuple(book.tolist()) for book in layout.codebooks)
     vocabulary = SidVocabulary(codebooks, layout.begin, layout.end)
     grammar = Grammar(map(tuple, catalog.sids.tolist()), vocabulary)
-    oracle = Oracle(source, lambda case: grammar)
+    return Oracle(Float64Logits(path), lambda case: grammar)
+
+
+def case_of(prompt: Sequence[int], layout: SidLayout, n: int, space: ScoreSpace) -> SearchCase:
+    """A catalog search of width ``n`` after ``prompt`` (without the begin token)."""
     begin = () if layout.begin is None else (layout.begin,)
-    cases = [
-        SearchCase(
-            name=f"prompt {number}",
-            prompt=(*prompt, *begin),
-            n=n,
-            beam_width=n,
-            max_tokens=layout.depth,
-            space=space,
-            catalog="own",
-        )
-        for number, prompt in enumerate(prompts)
-    ]
-    return summarise(space, [np.array([h.score for h in ranked]) for ranked in oracle.search(cases)])
+    return SearchCase(
+        name="margins",
+        prompt=(*prompt, *begin),
+        n=n,
+        beam_width=n,
+        max_tokens=layout.depth,
+        space=space,
+        catalog=CATALOG,
+    )
 
 
 def summarise(space: ScoreSpace, scores: Sequence[NDArray[np.float64]]) -> Margins:

@@ -7,6 +7,7 @@ A file is CSV with ``user_id``, ``history_item_ids`` (separated by spaces, oldes
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ def assert_no_leak(training: Iterable[History], held_out: Iterable[History]) -> 
     """Raise :class:`CatalogError` if any training sequence holds a test row's transition of its user."""
     banned = transitions_of_rows(held_out)
     for history in training:
-        for last, following in zip(history.items, history.items[1:], strict=False):
+        for last, following in itertools.pairwise(history.items):
             if (history.user, last, following) in banned:
                 raise CatalogError(
                     f"leak: user {history.user}: {last} -> {following} is a held-out row and a training "
