@@ -225,7 +225,6 @@ class Profiler:
             activities=self._options.torch_activities(),
             with_stack=self._options.with_stack,
             record_shapes=self._options.record_shapes,
-            acc_events=True,  # one cycle only; without it torch 2.11 warns that cycles would be cleared
             experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
         self._recording.start()

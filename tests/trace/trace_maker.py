@@ -18,7 +18,8 @@ _ENGINE, _DEVICE = 7, 0
 @dataclass
 class TraceMaker:
     """``eager`` launches decode's kernels one by one; ``bf16`` runs the layers' GEMMs in bf16; ``sync`` waits
-    inside every decode span; ``launch_bound`` lets the host fall behind; ``lost`` drops a kernel of one replay.
+    inside every decode span; ``launch_bound`` makes prefill wait for its launches; ``lost`` drops a kernel of one
+    replay; ``early`` lets a kernel start before its launch.
     """
 
     waves: int = 5
@@ -51,9 +52,7 @@ class TraceMaker:
         return self.correlation
 
     def kernel(self, name: str, length: float, correlation: int, node: int | None = None) -> None:
-        start = max(self.device_free, self.now - (50 if self.early and self.correlation == 3 else 0))
-        if self.early and self.correlation == 3:
-            start = self.now - 500
+        start = self.now - 500 if self.early and self.correlation == 3 else max(self.device_free, self.now)
         args = {"correlation": correlation, "stream": 7, "device": 0}
         if node is not None:
             args["graph node id"] = node
@@ -70,15 +69,15 @@ class TraceMaker:
 
     def prefill(self) -> None:
         for name, length in self.step_kernels():
-            self.kernel(name, length * 4, self.call("cudaLaunchKernel", 2))
+            self.kernel(name, length * 4, self.call("cudaLaunchKernel", 300 if self.launch_bound else 2))
 
     def decode(self, wave: int) -> None:
         steps = self.step_kernels() * 2
         if self.eager:
             for name, length in steps:
-                self.kernel(name, length, self.call("cudaLaunchKernel", 40 if self.launch_bound else 4))
+                self.kernel(name, length, self.call("cudaLaunchKernel", 1))
         else:
-            launched = self.call("cudaGraphLaunch", 2000 if self.launch_bound else 30)
+            launched = self.call("cudaGraphLaunch", 30)
             for node, (name, length) in enumerate(steps[:-1] if self.lost and wave == 2 else steps):
                 self.kernel(name, length, launched, node=1000 + node)
         if self.sync:

@@ -36,11 +36,12 @@ def parts(checkpoint: Path) -> tuple[SidLayout, Catalog, list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("space", list(ScoreSpace))
-@pytest.mark.parametrize("n", [1, 3, 500])
+@pytest.mark.parametrize("n", [3, 500])
 def test_equal_to_the_oracle(
     checkpoint: Path, parts: tuple[SidLayout, Catalog, list[tuple[int, ...]]], space: ScoreSpace, n: int
 ) -> None:
     layout, catalog, prompts = parts
+    prompts = prompts[:5]
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64)
     found = CatalogRanker(model, layout, build_trie(catalog.sids, layout.sizes), space).rank(prompts, n, batch_rows=7)
     oracle = own_oracle(checkpoint)

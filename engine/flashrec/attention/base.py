@@ -52,6 +52,18 @@ class DecodeMeta:
         return self.ancestors.shape[1]
 
 
+class StaticPrefill(ABC):
+    """Attention inside a captured prefill: :meth:`attend` is captured once, :meth:`plan` precedes each replay."""
+
+    @abstractmethod
+    def plan(self, meta: PrefillMeta) -> None:
+        """Write a pass's layout to static buffers. Tokens beyond the pass's are inert."""
+
+    @abstractmethod
+    def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
+        """See :class:`~flashrec.batch.Attend`."""
+
+
 class AttentionBackend(ABC):
     """Attention over a :class:`~flashrec.kvcache.pool.KVPool`, which it reads and never writes.
 
@@ -69,6 +81,10 @@ class AttentionBackend(ABC):
     @abstractmethod
     def prefill(self, meta: PrefillMeta) -> Attend:
         """Plan a causal pass over prompt tokens."""
+
+    @abstractmethod
+    def static_prefill(self, tokens: int, requests: int, pages: int) -> StaticPrefill:
+        """Attention of captured prefill passes of up to ``tokens`` tokens of ``requests`` prompts."""
 
     @abstractmethod
     def decode(self, meta: DecodeMeta) -> Attend:

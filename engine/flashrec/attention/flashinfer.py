@@ -6,17 +6,18 @@ tile then reduces its keys in one program, in an order that depends on their pos
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from flashrec.attention.base import PrefillMeta
+from flashrec.attention.base import PrefillMeta, StaticPrefill
 from flashrec.attention.paged import PagedAttention
 from flashrec.batch import Attend
 from flashrec.errors import ConfigError
 from flashrec.kernels.ops import Ops
-from flashrec.kvcache.pool import KVPool
+from flashrec.kvcache.pool import SCRATCH_PAGE, KVPool
 
 WORKSPACE_BYTES = 128 << 20
 
@@ -47,17 +48,14 @@ class FlashInferAttention(PagedAttention):
 
         return BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend=self.backend, **graph_buffers)
 
-    def plan(self, wrapper: Any, meta: PrefillMeta) -> None:
-        """Tell ``wrapper`` the pass's lengths and pages."""
+    def plan(self, wrapper: Any, query_lens: Sequence[int], kv_lens: Sequence[int], pages: Sequence[int]) -> None:
+        """Tell ``wrapper`` a pass's lengths per request, and the pages of all of them in order."""
         size = self.pool.page_size
-        pages = [-(-length // size) for length in meta.kv_lens]
-        kept = [page for owned, count in zip(meta.pages, pages, strict=True) for page in owned[:count]]
-        last = [(length - 1) % size + 1 for length in meta.kv_lens]
         wrapper.plan(
-            _offsets(meta.query_lens),
-            _offsets(pages),
-            torch.tensor(kept, dtype=torch.int32),
-            torch.tensor(last, dtype=torch.int32),
+            _offsets(query_lens),
+            _offsets([-(-length // size) for length in kv_lens]),
+            torch.tensor(pages, dtype=torch.int32),
+            torch.tensor([(length - 1) % size + 1 if length else 0 for length in kv_lens], dtype=torch.int32),
             self.num_heads,
             self.pool.num_kv_heads,
             self.pool.head_dim,
@@ -68,6 +66,13 @@ class FlashInferAttention(PagedAttention):
             kv_data_type=self.pool.k.dtype,
             disable_split_kv=True,
         )
+
+    def pages(self, meta: PrefillMeta) -> list[int]:
+        """The pages that hold the pass's keys, request after request."""
+        size = self.pool.page_size
+        return [
+            page for owned, length in zip(meta.pages, meta.kv_lens, strict=True) for page in owned[: -(-length // size)]
+        ]
 
     def run(self, wrapper: Any, q: torch.Tensor, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """Attention of a planned pass; the FP8 scales of the layer's keys and values are folded in."""
@@ -81,9 +86,52 @@ class FlashInferAttention(PagedAttention):
         return result
 
     def prefill(self, meta: PrefillMeta) -> Attend:
-        self.plan(self._wrapper, meta)
+        self.plan(self._wrapper, meta.query_lens, meta.kv_lens, self.pages(meta))
         return lambda q, layer: self.run(self._wrapper, q, layer)
 
+    def static_prefill(self, tokens: int, requests: int, pages: int) -> StaticPrefill:
+        return FlashInferStaticPrefill(self, tokens, requests, pages)
 
-def _offsets(lengths: list[int] | tuple[int, ...] | Any) -> torch.Tensor:
+
+class FlashInferStaticPrefill(StaticPrefill):
+    """A wrapper with a plan of its own in static buffers, always for the same number of requests.
+
+    The output buffer starts as zeros and is written only where a pass has tokens: rows beyond them stay
+    finite, so what a graph computes from them is inert.
+    """
+
+    def __init__(self, backend: FlashInferAttention, tokens: int, requests: int, pages: int) -> None:
+        pool = backend.pool
+
+        def zeros(count: int) -> torch.Tensor:
+            return torch.zeros(count, dtype=torch.int32, device=pool.k.device)
+
+        self.backend = backend
+        self.requests = requests
+        self.wrapper = backend.make_wrapper(
+            use_cuda_graph=True,
+            qo_indptr_buf=zeros(requests + 1),
+            paged_kv_indptr_buf=zeros(requests + 1),
+            paged_kv_indices_buf=zeros(requests * pages),
+            paged_kv_last_page_len_buf=zeros(requests),
+        )
+        shape = (tokens, backend.num_heads, pool.head_dim)
+        self.out = torch.zeros(shape, dtype=torch.bfloat16, device=pool.k.device)
+        # The first plan fixes the most rows that a later one may have.
+        backend.plan(
+            self.wrapper, [tokens] + [0] * (requests - 1), [tokens] + [0] * (requests - 1), self._scratch(tokens)
+        )
+
+    def plan(self, meta: PrefillMeta) -> None:
+        inert = [0] * (self.requests - len(meta.kv_lens))
+        self.backend.plan(self.wrapper, [*meta.query_lens, *inert], [*meta.kv_lens, *inert], self.backend.pages(meta))
+
+    def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
+        return self.backend.run(self.wrapper, q, layer, self.out)
+
+    def _scratch(self, tokens: int) -> list[int]:
+        return [SCRATCH_PAGE] * -(-tokens // self.backend.pool.page_size)
+
+
+def _offsets(lengths: Sequence[int]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))

@@ -18,9 +18,11 @@ from flashrec.kernels.tiles import RowTiles
 
 SPLIT_TOKENS = 512
 """Tokens of one context split: fixed, so that a row's reduction order depends on its context alone."""
-PARALLEL_TILES = 264
-"""Tiles x K/V heads from which the context kernel fills the chip (132 multiprocessors) without splits."""
-CONTEXT_WARPS = 8
+FULL_CHIP = 132
+"""Tiles x K/V heads from which the context kernel fills the chip without parallel splits.
+
+H200, 2026-11-29, us with / without: 1 x 50 rows over 2,465 tokens 16 / 43; 8 x 50: 51 / 53; 32 x 50: 171 / 132."""
+CONTEXT_WARPS = 4
 CONTEXT_STAGES = 3
 PREFETCH = 4
 """States, or a beam's own tokens, whose loads the merge kernel has in flight together."""
@@ -229,7 +231,7 @@ def _merge_kernel(
             for first in range(1, splits, PREFETCH):
                 for ahead in tl.static_range(PREFETCH):
                     present = first + ahead < splits
-                    skip = (first + ahead).to(tl.int64) * num_rows * Q_HEADS
+                    skip = tl.cast(first + ahead, tl.int64) * num_rows * Q_HEADS
                     other_peak = tl.load(peaks + skip + index, mask=live & present, other=float("-inf"))
                     other_total = tl.load(totals + skip + index, mask=live & present, other=0.0)
                     source = partial + (skip + row * Q_HEADS) * HEAD_DIM + inner
@@ -242,7 +244,7 @@ def _merge_kernel(
             for ahead in tl.static_range(PREFETCH):
                 step = first + ahead
                 ancestor = tl.load(ancestors + step * ancestor_stride + row, mask=step < steps, other=0)
-                slot = beam_base + step.to(tl.int64) * beam_capacity + ancestor
+                slot = beam_base + tl.cast(step, tl.int64) * beam_capacity + ancestor
                 source = slot * slot_stride + kv_inner
                 own = mask & (step < steps)
                 k = tl.load(k_cache + source, mask=own, other=0.0).to(tl.float32)
@@ -290,7 +292,7 @@ def _launch(
     if rows == 0 or num_tiles == 0:
         return
     if across is None:
-        across = num_tiles * kv_heads < PARALLEL_TILES
+        across = num_tiles * kv_heads < FULL_CHIP
     splits = ceil_div(page_table.shape[1] * page_size, SPLIT_TOKENS) if across else 1
     partial = torch.empty(splits, rows, q_heads, head_dim, dtype=torch.float32, device=q.device)
     peaks, totals = torch.empty(2, splits, rows, q_heads, dtype=torch.float32, device=q.device)

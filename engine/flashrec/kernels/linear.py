@@ -69,6 +69,8 @@ def linear_fp8_scaled_mm(
 ) -> torch.Tensor:
     """:func:`linear_fp8` through ``torch._scaled_mm`` with row-wise scales: both sizes multiples of 16.
 
-    H200, torch 2.11, 2026-11-29, Qwen3-1.7B shapes: bit-identical rows for every M from 1 to 4,096 tried.
+    H200, torch 2.11, 2026-11-29, Qwen3-1.7B shapes: bit-identical rows for every M from 1 to 4,096 tried. Fast
+    accumulation: 293 us a layer against 337 at M = 4,096; relative error at K = 6,144 2.4e-3 against 1.7e-3,
+    most of both the rounding to bf16.
     """
     return torch._scaled_mm(x_fp8, w_fp8.T, scale_a=x_scale, scale_b=w_scale.unsqueeze(0), out_dtype=out_dtype)

@@ -12,7 +12,10 @@ from flashrec.kernels.quantize import wide
 from flashrec.kernels.tiles import RowTiles
 
 KV_TILE = 64
-"""Tokens of K and V in one step of the online softmax, in the references and in the Triton kernels."""
+"""Tokens of K and V in one step of the online softmax, in the references and in the Triton kernels.
+
+Pages of a multiple of this let the copy engine fetch whole tiles: H200, 2026-11-29, causal 8 x 2,465: 456 us with
+pages of 64, 732 with pages of 16; FlashInfer's FA3 on the same data 471, cuDNN on contiguous K and V 384."""
 
 
 class SoftmaxState:

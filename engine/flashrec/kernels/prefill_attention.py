@@ -9,7 +9,7 @@ from flashrec.kernels._triton import jit, next_power_of_2, tl
 from flashrec.kernels.paged_attention import KV_TILE, context_state, gather_rows, scatter_rows, unfold_heads
 from flashrec.kernels.tiles import RowTiles
 
-PREFILL_WARPS = 8
+PREFILL_WARPS = 4
 PREFILL_STAGES = 3
 
 

@@ -8,8 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-TILE_M = 128
-"""Matrix rows of one attention program: query rows times the query heads that share a K/V head."""
+TILE_M = 64
+"""Matrix rows of one attention program: query rows times the query heads that share a K/V head.
+
+H200, 2026-11-29, 16/8 heads of 128, pages of 64: 64 rows on 4 warps beat 128 on 8 in every shape tried; causal
+8 x 2,465: 456 us against 504, decode 8 x 512 rows over 2,465: 232 us against 266."""
 
 
 class RowTiles(NamedTuple):

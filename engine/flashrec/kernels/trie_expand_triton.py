@@ -1,4 +1,4 @@
-"""The trie step on a device: four launches whose grids follow from capacities, so that a graph can hold them.
+"""The trie step on a device: five launches whose grids follow from capacities, so that a graph can hold them.
 
 Why this shape. A step has up to ``n`` rows of up to a few thousand candidates and keeps ``n`` of them, so a
 sort of all candidates would move each many times. Here every candidate is written once, as four bytes of
@@ -16,44 +16,55 @@ import torch
 
 from flashrec.kernels._triton import ceil_div, next_power_of_2
 from flashrec.kernels.trie_expand import Children, Hypotheses, LeafLists, Selected
-from flashrec.kernels.trie_score_triton import score_kernel
+from flashrec.kernels.trie_score_triton import normalise_kernel, score_kernel
 from flashrec.kernels.trie_select_triton import collect_kernel, place_kernel, threshold_kernel
 
-LOGITS_BLOCK = 8192
-SCORE_WARPS = 8
+NORMALISE_BLOCK = 8192
+NORMALISE_WARPS = 8
 """Both decide the order in which a row's exponentials are added, so neither may depend on a batch."""
-SCORE_SLOTS = 4096
-COLLECT_SLOTS = 1024
+SLOT_BLOCK = 1024
 PEAKS = 8192
 MAX_GROUP = 64
-PLACE_ENTRIES = 32
+PLACE_BLOCK = 32
 PLACE_RIVALS = 256
 PLACE_PROGRAMS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ExpandPlan:
-    """Sizes of a launch, from capacities alone; no choice of them changes a result.
+    """Sizes of a step, from capacities alone; no choice of them changes a result.
 
-    ``slots`` of a row, ``group`` slots to a group, ``groups`` to a row; ``peaks`` lanes of a threshold
-    program; ``per_target``, the most candidates that can reach the bound for each row that is kept.
+    A row's ``slots`` in blocks of ``block`` and in groups of ``group``; ``peaks``, the lanes that a request's
+    group bests are folded onto; ``per_target``, the most candidates that can reach the bound for each row
+    that is kept.
     """
 
     slots: int
+    block: int
     group: int
-    groups: int
     peaks: int
     per_target: int
 
+    @property
+    def groups(self) -> int:
+        """Groups of one row."""
+        return ceil_div(self.slots, self.group)
+
+    @classmethod
+    def of(cls, slots: int, group: int, peaks: int, source_width: int) -> ExpandPlan:
+        """The plan with these sizes, powers of two, for at most ``source_width`` rows to a request."""
+        block = min(SLOT_BLOCK, max(16, group, next_power_of_2(slots)))
+        folds = ceil_div(source_width * ceil_div(slots, group), peaks)
+        return cls(slots, block, group, peaks, group * folds)
+
 
 def plan_expand(slots: int, source_width: int) -> ExpandPlan:
-    """For rows of ``slots`` slots, at most ``source_width`` of them to a request."""
-    padded = next_power_of_2(slots)
+    """For rows of ``slots`` slots, at most ``source_width`` of them to a request: groups as small as the
+    threshold's program can take, but about 64 to a row at most."""
     wanted = next_power_of_2(ceil_div(source_width * slots, PEAKS))
-    group = min(wanted, max(1, padded // 64), MAX_GROUP)
-    groups = ceil_div(slots, group)
-    peaks = min(PEAKS, max(32, next_power_of_2(source_width * groups)))
-    return ExpandPlan(slots, group, groups, peaks, group * ceil_div(source_width * groups, peaks))
+    group = min(wanted, max(1, next_power_of_2(slots) // 64), MAX_GROUP)
+    peaks = min(PEAKS, max(32, next_power_of_2(source_width * ceil_div(slots, group))))
+    return ExpandPlan.of(slots, group, peaks, source_width)
 
 
 def trie_expand_triton(
@@ -67,31 +78,32 @@ def trie_expand_triton(
 ) -> Selected:
     """:func:`flashrec.kernels.trie_expand.trie_expand` without its ``normaliser``; the last axis of ``logits``
     must be contiguous."""
-    return expand_with_normaliser(logits, children, rows, spans, source_width, target_rows, lists)[0]
+    slots = children.max_children if children.table is None else len(children.columns)
+    plan = plan_expand(slots, source_width)
+    return expand_planned(plan, logits, children, rows, spans, target_rows, lists)[0]
 
 
-def expand_with_normaliser(
+def expand_planned(
+    plan: ExpandPlan,
     logits: torch.Tensor,
     children: Children,
     rows: Hypotheses,
     spans: torch.Tensor,
-    source_width: int,
     target_rows: int,
-    lists: LeafLists | None = None,
+    lists: LeafLists | None,
 ) -> tuple[Selected, torch.Tensor]:
     """What was selected, and each valid row's log-sum-exp float32 [N] (other rows are not written)."""
     device, count = logits.device, logits.shape[0]
-    size, requests = len(children.columns), spans.shape[1]
-    plan = plan_expand(size if children.table is not None else children.max_children, source_width)
+    requests = spans.shape[1]
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
+    bits, peaks = empty(count, plan.slots), empty(count, plan.groups, dtype=torch.int64)
     normaliser = empty(count, dtype=torch.float32)
-    bits = empty(count, plan.slots)
-    peaks = empty(count, plan.groups, dtype=torch.int64)
-    threshold, found = empty(requests, dtype=torch.int64), empty(requests)
+    _score_rows(plan, logits, children, rows, spans, lists, normaliser, bits, peaks)
     entries = target_rows * plan.per_target
+    threshold, found = empty(requests, dtype=torch.int64), empty(requests)
     keys, places = empty(entries, dtype=torch.int64), empty(entries)
     selected = Selected(
         node=empty(target_rows),
@@ -101,7 +113,6 @@ def expand_with_normaliser(
         code=empty(target_rows),
     )
     out = selected._replace(valid=selected.valid.view(torch.int8))
-    _score(logits, children, rows, spans, lists, plan, normaliser, bits, peaks)
     threshold_kernel[(requests,)](
         peaks,
         spans,
@@ -115,10 +126,8 @@ def expand_with_normaliser(
         BLOCK_ROWS=256,
         num_warps=max(4, plan.peaks // 512),
     )
-    links = _links(children, bits)
-    dense = children.table is not None
-    block = min(COLLECT_SLOTS, max(16, next_power_of_2(plan.slots)))
-    collect_kernel[(count, ceil_div(plan.slots, block))](
+    links, size, dense = _links(children, bits), len(children.columns), children.table is not None
+    collect_kernel[(count, ceil_div(plan.slots, plan.block))](
         bits,
         peaks,
         threshold,
@@ -136,12 +145,11 @@ def expand_with_normaliser(
         requests,
         plan.per_target,
         DENSE=dense,
-        BLOCK_SLOTS=block,
+        BLOCK=plan.block,
         GROUP=plan.group,
         num_warps=4,
     )
-    programs = min(PLACE_PROGRAMS, ceil_div(2 * target_rows, PLACE_ENTRIES))
-    place_kernel[(requests, programs)](
+    place_kernel[(requests, min(PLACE_PROGRAMS, ceil_div(2 * target_rows, PLACE_BLOCK)))](
         bits,
         found,
         keys,
@@ -155,8 +163,8 @@ def expand_with_normaliser(
         requests,
         plan.per_target,
         DENSE=dense,
-        BLOCK=PLACE_ENTRIES,
-        BLOCK_OTHERS=PLACE_RIVALS,
+        BLOCK=PLACE_BLOCK,
+        BLOCK_RIVALS=PLACE_RIVALS,
         num_warps=4,
     )
     return selected, normaliser
@@ -171,52 +179,76 @@ def _links(children: Children, absent: torch.Tensor) -> tuple[torch.Tensor, torc
     return children.child_start, children.child_code, absent
 
 
-def _score(
+def _score_rows(
+    plan: ExpandPlan,
     logits: torch.Tensor,
     children: Children,
     rows: Hypotheses,
     spans: torch.Tensor,
     lists: LeafLists | None,
-    plan: ExpandPlan,
     normaliser: torch.Tensor,
     bits: torch.Tensor,
     peaks: torch.Tensor,
 ) -> None:
-    count, width = logits.shape
-    valid = rows.valid.view(torch.int8)
-    listed = 0 if lists is None else lists.keys.shape[0]
-    score_kernel[(count,)](
-        logits,
-        children.columns,
-        children.order,
-        *_links(children, bits),
-        bits if children.leaf_start is None else children.leaf_start,
-        rows.node,
-        rows.score,
-        valid,
-        rows.request,
-        spans,
-        peaks if lists is None else lists.keys,
-        valid if lists is None else lists.allow.view(torch.int8),
-        valid if lists is None else lists.exclude.view(torch.int8),
-        normaliser,
-        bits,
-        peaks,
-        logits.stride(0),
-        width,
-        len(children.columns),
-        plan.slots,
-        plan.groups,
-        spans.shape[1],
-        0 if lists is None else lists.stride,
-        listed,
-        listed.bit_length(),
-        DENSE=children.table is not None,
-        HAS_LEAVES=children.leaf_start is not None,
-        HAS_LISTS=lists is not None,
-        NORMALISE_LEGAL=children.normalise_legal,
-        BLOCK_WIDTH=min(LOGITS_BLOCK, max(16, next_power_of_2(width))),
-        BLOCK_SLOTS=min(SCORE_SLOTS, max(16, next_power_of_2(plan.slots))),
-        GROUP=plan.group,
-        num_warps=SCORE_WARPS,
-    )
+    """Fills ``normaliser``, ``bits`` and ``peaks``: normalise, then score; over legal children only, their
+    logits are gathered first."""
+    valid, listed = rows.valid.view(torch.int8), 0 if lists is None else lists.keys.shape[0]
+
+    def normalise(values: torch.Tensor) -> None:
+        size = values.shape[1]
+        normalise_kernel[(len(values),)](
+            values,
+            valid,
+            rows.request,
+            spans,
+            normaliser,
+            values.stride(0),
+            size,
+            spans.shape[1],
+            SLOTS=values is bits,
+            BLOCK=min(NORMALISE_BLOCK, max(16, next_power_of_2(size))),
+            num_warps=NORMALISE_WARPS,
+        )
+
+    def score(gather: bool, finish: bool) -> None:
+        score_kernel[(len(logits), ceil_div(plan.slots, plan.block))](
+            logits,
+            children.columns,
+            children.order,
+            *_links(children, bits),
+            bits if children.leaf_start is None else children.leaf_start,
+            rows.node,
+            rows.score,
+            valid,
+            rows.request,
+            spans,
+            peaks if lists is None else lists.keys,
+            valid if lists is None else lists.allow.view(torch.int8),
+            valid if lists is None else lists.exclude.view(torch.int8),
+            normaliser,
+            bits,
+            peaks,
+            logits.stride(0),
+            len(children.columns),
+            plan.slots,
+            plan.groups,
+            spans.shape[1],
+            0 if lists is None else lists.stride,
+            listed,
+            listed.bit_length(),
+            GATHER=gather,
+            FINISH=finish,
+            DENSE=children.table is not None,
+            HAS_LEAVES=children.leaf_start is not None,
+            HAS_LISTS=lists is not None,
+            BLOCK=plan.block,
+            GROUP=plan.group,
+            num_warps=4,
+        )
+
+    if children.normalise_legal:
+        score(gather=True, finish=False)
+        normalise(bits)
+    else:
+        normalise(logits)
+    score(gather=not children.normalise_legal, finish=True)

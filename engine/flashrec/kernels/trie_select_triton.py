@@ -11,7 +11,7 @@ size of the groups can change the result.
 from __future__ import annotations
 
 from flashrec.kernels._triton import jit, tl
-from flashrec.kernels.trie_score_triton import NO_KEY, NO_SCORE, order_key, read_slots
+from flashrec.kernels.trie_score_triton import NO_KEY, NO_SCORE, order_key, read_slots, row_span
 
 
 @jit
@@ -61,9 +61,7 @@ def threshold_kernel(
     clears ``found`` int32 [R] and the target rows.
     """
     program = tl.program_id(0)
-    _clear_rows(
-        program, requests, target_rows, out_node, out_score, out_valid, out_parent, out_code, BLOCK_ROWS
-    )
+    _clear_rows(program, requests, target_rows, out_node, out_score, out_valid, out_parent, out_code, BLOCK_ROWS)
     tl.store(found + program, 0)
     begin = tl.load(spans + program).to(tl.int64)
     total = tl.load(spans + requests + program) * groups
@@ -112,7 +110,7 @@ def collect_kernel(
     requests: tl.tensor,
     per_target: tl.tensor,
     DENSE: tl.constexpr,
-    BLOCK_SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
     """One block of slots of one row a program: appends what reaches the threshold to its request's list.
@@ -122,16 +120,13 @@ def collect_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    owner = tl.load(request + row)
-    begin = tl.load(spans + owner)
-    count = tl.load(spans + requests + owner)
-    width = tl.load(spans + 3 * requests + owner)
-    if (row >= begin) & (row < begin + count) & (width > 0):
+    owner, begin, inside = row_span(row, request, spans, requests)
+    if inside & (tl.load(spans + 3 * requests + owner) > 0):
         cut = tl.load(threshold + owner)
-        group = block * (BLOCK_SLOTS // GROUP) + tl.arange(0, BLOCK_SLOTS // GROUP)
+        group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
         best = tl.max(tl.load(peaks + row * groups + group, mask=group < groups, other=NO_KEY), axis=0)
         if best >= cut:
-            slot = block * BLOCK_SLOTS + tl.arange(0, BLOCK_SLOTS)
+            slot = block * BLOCK + tl.arange(0, BLOCK)
             held = tl.load(bits + row * slots + slot, mask=slot < slots, other=NO_SCORE)
             live = held != NO_SCORE
             at = tl.load(node + row)
@@ -141,7 +136,9 @@ def collect_kernel(
             keep = live & (key >= cut)
             kept = keep.to(tl.int32)
             ahead = tl.atomic_add(found + owner, tl.sum(kept, axis=0))
-            entry = tl.load(spans + 2 * requests + owner).to(tl.int64) * per_target + ahead + tl.cumsum(kept, axis=0) - 1
+            entry = (
+                tl.load(spans + 2 * requests + owner).to(tl.int64) * per_target + ahead + tl.cumsum(kept, axis=0) - 1
+            )
             tl.store(keys + entry, key, mask=keep)
             tl.store(places + entry, slot, mask=keep)
 
@@ -168,7 +165,7 @@ def place_kernel(
     per_target: tl.tensor,
     DENSE: tl.constexpr,
     BLOCK: tl.constexpr,
-    BLOCK_OTHERS: tl.constexpr,
+    BLOCK_RIVALS: tl.constexpr,
 ) -> None:
     """Some of a request's list a program: each entry counts the keys above its own, which is its target row."""
     owner = tl.program_id(0)
@@ -182,8 +179,8 @@ def place_kernel(
         inside = entry < total
         key = tl.load(keys + list_start + entry, mask=inside, other=NO_KEY)
         place = tl.zeros((BLOCK,), dtype=tl.int32)
-        for start in range(0, total, BLOCK_OTHERS):
-            other = start + tl.arange(0, BLOCK_OTHERS)
+        for start in range(0, total, BLOCK_RIVALS):
+            other = start + tl.arange(0, BLOCK_RIVALS)
             rival = tl.load(keys + list_start + other, mask=other < total, other=NO_KEY)
             place += tl.sum((rival[None, :] > key[:, None]).to(tl.int32), axis=1)
         kept = inside & (place < width)

@@ -11,16 +11,19 @@ import torch
 
 from flashrec.config import EngineConfig
 from flashrec.errors import NonFiniteError, RequestError
+from flashrec.kvcache.radix import CacheStats
 from flashrec.models.config import ModelConfig
 from flashrec.profiler import Profiler, trace_range
 from flashrec.request import Request, Result
 from flashrec.runtime.admission import Admission
 from flashrec.runtime.buffers import DecodeBuffers, WaveLayout
 from flashrec.runtime.free import FreeProgram
+from flashrec.runtime.invariance import prove_invariance
 from flashrec.runtime.ledger import Ledger, StepDigest
 from flashrec.runtime.loading import Loaded, load_engine_parts
 from flashrec.runtime.member import Member, WaveKey, validate
 from flashrec.runtime.prefill import Prefill
+from flashrec.runtime.prefill_graph import PrefillGraphs
 from flashrec.runtime.results import catalog_results, free_results, unpack_frontier
 from flashrec.runtime.stage import DecodeStage
 from flashrec.search.free import Bank
@@ -89,6 +92,7 @@ class Engine:
             tile_rows=self.parts.tile_rows,
             max_tokens=config.max_prefill_tokens,
             profiler=self.profiler,
+            graphs=self._prefill_graphs(),
         )
         self._warm_up()
 
@@ -179,6 +183,13 @@ class Engine:
         """Forget every cached prefix; returns the number of pages freed."""
         return self.parts.cache.flush()
 
+    def close(self) -> None:
+        """Release the checkpoint, the pool and the captured graphs; the engine cannot be used afterwards."""
+        device = self.parts.device
+        del self.stage, self.admission, self._prefill, self.parts
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def stats(self) -> dict[str, Any]:
         """Counters, cache and pool state, buckets used and the kernels that run."""
         cache, pool = self.parts.cache, self.parts.pool
@@ -240,12 +251,35 @@ class Engine:
         self.admission.finish(members, keep=keep)
         self.profiler.on_wave_end()
 
+    @torch.inference_mode()
+    def _prefill_graphs(self) -> PrefillGraphs | None:
+        if not self.stage.uses_graphs:
+            return None
+        return PrefillGraphs(
+            self.parts.model,
+            self.parts.attention,
+            self.parts.ops,
+            limit=min(self.config.max_prefill_tokens, self.parts.limits.max_context),
+            requests=self.config.max_requests,
+            pages=-(-self.parts.limits.max_context // self.config.page_size),
+        )
+
     def _warm_up(self) -> None:
-        """Capture the default program's graphs, so that no request waits for one (SPEC P1)."""
+        """Capture the default program's graphs, so that no request waits for one (SPEC P1), and prove R1."""
         if self.catalog is not None:
             steps = self.catalog.depth + (1 if self.config.score_end else 0)
             with torch.inference_mode():
                 self.stage.warm_up(WaveKey(True, self.config.score_space, steps))
+        if self.config.invariance_check:
+            prove_invariance(self)
+            self._forget_warm_up()
+
+    def _forget_warm_up(self) -> None:
+        self.counters = Counters()
+        self.parts.cache.stats = CacheStats()
+        self.stage.reset_counters()
+        self.profiler.forward_passes = 0
+        self.ledgers.clear()
 
     def _count(self, members: list[Member], buffers: DecodeBuffers, key: WaveKey) -> None:
         rows = sum(member.width for member in members)

@@ -16,6 +16,7 @@ from flashrec.kernels.tiles import RowTiles, row_tiles
 from flashrec.models.base import CausalLM
 from flashrec.profiler import Profiler
 from flashrec.runtime.member import Member
+from flashrec.runtime.prefill_graph import PrefillGraphs
 from flashrec.transfer import upload
 
 
@@ -44,6 +45,15 @@ def chunks(cached: Sequence[int], lengths: Sequence[int], limit: int) -> Iterato
         yield segments
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PassTokens:
+    """The flat tokens of a pass, int32 [T] on the device: ids, positions and pool slots."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+
+
 class Prefill:
     """Runs the prompt passes of a wave and collects each prompt's last hidden state."""
 
@@ -57,6 +67,7 @@ class Prefill:
         tile_rows: int,
         max_tokens: int,
         profiler: Profiler,
+        graphs: PrefillGraphs | None,
     ) -> None:
         self.model = model
         self.attention = attention
@@ -65,6 +76,7 @@ class Prefill:
         self.tile_rows = tile_rows
         self.max_tokens = max_tokens
         self.profiler = profiler
+        self.graphs = graphs
 
     def run(
         self, members: Sequence[Member], page_table: torch.Tensor, cached: Sequence[int], out: torch.Tensor
@@ -78,36 +90,48 @@ class Prefill:
         self, members: Sequence[Member], segments: list[Segment], page_table: torch.Tensor, out: torch.Tensor
     ) -> None:
         device = page_table.device
-        tokens, positions, slots = (
-            upload(np.concatenate(parts), device)
-            for parts in zip(*(self._segment(members[seg.member], seg) for seg in segments), strict=True)
-        )
+        arrays = [self._segment(members[seg.member], seg) for seg in segments]
+        tokens = PassTokens(*upload(np.concatenate(arrays, axis=1), device).unbind(0))
         lengths = [seg.end - seg.start for seg in segments]
-        owners = upload(np.array([seg.member for seg in segments]), device)
-        ends = np.array([seg.end for seg in segments], dtype=np.int32)
-        tiles = row_tiles(lengths, self.tile_rows)
-        meta = PrefillMeta(
-            query_lens=lengths,
-            kv_lens=ends.tolist(),
-            pages=[members[seg.member].pages for seg in segments],
-            kv_len=upload(ends, device),
-            positions=positions,
-            page_table=page_table[owners],
-            tiles=RowTiles(*(upload(part.numpy(), device) for part in tiles)),
-        )
-        batch = ForwardBatch(positions, slots, self.attention.prefill(meta), self.ops)
-        hidden, residual = self.model.forward(tokens, batch)
+        meta = self._meta(members, segments, lengths, tokens, page_table)
         last = [
             (offset - 1, seg.member)
             for offset, seg in zip(np.cumsum(lengths).tolist(), segments, strict=True)
             if seg.end == members[seg.member].length
         ]
+        rows, owner = upload(np.array(last, dtype=np.int64).reshape(-1, 2).T.copy(), device)
+        if self.graphs is not None and self.graphs.holds(sum(lengths), len(segments)):
+            out[owner] = self.graphs.run(tokens.ids, tokens.positions, tokens.slots, rows, meta)
+            return
+        batch = ForwardBatch(tokens.positions, tokens.slots, self.attention.prefill(meta), self.ops)
+        hidden, residual = self.model.forward(tokens.ids, batch)
         if last:
-            rows, owner = upload(np.array(last).T.copy(), device)
             out[owner] = self.model.final_norm(hidden[rows], residual[rows], batch)
 
-    def _segment(self, member: Member, seg: Segment) -> tuple[NDArray[np.int32], ...]:
+    def _meta(
+        self,
+        members: Sequence[Member],
+        segments: list[Segment],
+        lengths: list[int],
+        tokens: PassTokens,
+        page_table: torch.Tensor,
+    ) -> PrefillMeta:
+        device = page_table.device
+        ends = np.array([seg.end for seg in segments], dtype=np.int32)
+        owners = upload(np.array([seg.member for seg in segments]), device)
+        return PrefillMeta(
+            query_lens=lengths,
+            kv_lens=ends.tolist(),
+            pages=[members[seg.member].pages for seg in segments],
+            kv_len=upload(ends, device),
+            positions=tokens.positions,
+            page_table=page_table[owners],
+            tiles=RowTiles(*(upload(part.numpy(), device) for part in row_tiles(lengths, self.tile_rows))),
+        )
+
+    def _segment(self, member: Member, seg: Segment) -> NDArray[np.int32]:
+        """Token ids, positions and slots, int32 [3, length]."""
         positions = np.arange(seg.start, seg.end, dtype=np.int32)
         pages = np.asarray(member.pages, dtype=np.int32)[positions // self.page_size]
         slots = pages * np.int32(self.page_size) + positions % np.int32(self.page_size)
-        return member.tokens[seg.start : seg.end], positions, slots
+        return np.stack((member.tokens[seg.start : seg.end], positions, slots))

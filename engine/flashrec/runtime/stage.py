@@ -39,9 +39,7 @@ class DecodeStage:
         self.parts = parts
         self.decoder = Decoder(parts.model, parts.attention, parts.decode_ops, parts.pool.beam_base)
         self.buckets = row_buckets(config.rows_per_wave)
-        self.bucket_use: Counter[int] = Counter()
-        self.graph_replays = 0
-        self.eager_waves = 0
+        self.reset_counters()
         self._buffers: dict[tuple[int, int], DecodeBuffers] = {}
         self._programs: dict[WaveKey, CatalogProgram] = {}
         self._ledgers: dict[tuple[int, int], Ledger] = {}
@@ -49,6 +47,12 @@ class DecodeStage:
         self._graph_memory: Any = None
         self._filters: FilterBuffers | None = None
         self._tags = torch.zeros(parts.pool.num_pages, dtype=torch.int64, device=parts.device)
+
+    def reset_counters(self) -> None:
+        """Start counting waves anew."""
+        self.bucket_use: Counter[int] = Counter()
+        self.graph_replays = 0
+        self.eager_waves = 0
 
     @property
     def uses_graphs(self) -> bool:

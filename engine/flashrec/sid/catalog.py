@@ -126,9 +126,7 @@ def load_catalog(
     Raises :class:`CatalogError` with file, row and reason.
     """
     path = Path(path)
-    data = read_bytes(path)
-    read = read_json if is_json(data) else read_table
-    rows = read(path, data, layout, packing)
+    rows = _read(path, layout, packing)
     sizes = layout.sizes if layout is not None else sid_sizes
     if sizes is None:
         return assemble(path, rows, has_end_level=False)
@@ -136,6 +134,11 @@ def load_catalog(
     codes, has_end_level = _without_end_level(path, rows, len(sizes), has_end=has_end)
     _check_codes(path, codes, rows.numbers, sizes)
     return assemble(path, Rows(codes, rows.items, rows.titles, rows.numbers), has_end_level=has_end_level)
+
+
+def _read(path: Path, layout: SidLayout | None, packing: Packing | None) -> Rows:
+    data = read_bytes(path)
+    return (read_json if is_json(data) else read_table)(path, data, layout, packing)
 
 
 def _without_end_level(path: Path, rows: Rows, depth: int, *, has_end: bool) -> tuple[NDArray[np.int32], bool]:
@@ -191,10 +194,10 @@ def assemble(path: Path, rows: Rows, *, has_end_level: bool) -> Catalog:
     is_first[1:] = np.any(codes[1:] != codes[:-1], axis=1)
     starts = np.append(np.flatnonzero(is_first), len(codes))
     kept = _distinct_items(order, starts, rows.items)
-    source = order[kept]
+    source = order if kept.all() else order[kept]
     items = rows.items.take(source)
     titles = None if rows.titles is None else rows.titles.take(source)
-    sids = codes[starts[:-1]]
+    sids = codes if is_first.all() else codes[starts[:-1]]
     item_start = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(kept)))[starts].astype(np.int32)
     return Catalog(
         sids=sids,

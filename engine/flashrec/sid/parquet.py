@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import io
-from itertools import islice
+from collections.abc import Iterator
 
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 
-def read_parquet(data: bytes, rows: int | None = None) -> pd.DataFrame:
-    """The table in ``data``, or its first ``rows`` rows. Raises whatever pyarrow raises for a broken file."""
+def parquet_frames(data: bytes, rows: int) -> Iterator[pd.DataFrame]:
+    """The table in ``data``, at most ``rows`` rows at a time; one empty frame where there are none.
+
+    Raises whatever pyarrow raises for a broken file.
+    """
     file = pq.ParquetFile(io.BytesIO(data))
-    table = file.read() if rows is None else _first_rows(file, rows)
-    # Without pandas' metadata: it can turn item_id into the index, where no column of that name is found.
-    frame: pd.DataFrame = table.to_pandas(ignore_metadata=True)
-    return frame
-
-
-def _first_rows(file: pq.ParquetFile, rows: int) -> pa.Table:
-    first_group = list(range(min(1, file.num_row_groups)))  # of more groups, all would be decoded
-    batches = file.iter_batches(batch_size=rows, row_groups=first_group)
-    return pa.Table.from_batches(islice(batches, 1), schema=file.schema_arrow)
+    if file.metadata.num_rows == 0:
+        yield file.schema_arrow.empty_table().to_pandas(ignore_metadata=True)
+    # Row group by row group: asked for several, pyarrow decodes them all before the first rows come out.
+    for group in range(file.num_row_groups):
+        for batch in file.iter_batches(batch_size=rows, row_groups=[group]):
+            # Without pandas' metadata: it can turn item_id into the index, where no column has that name.
+            yield batch.to_pandas(ignore_metadata=True)

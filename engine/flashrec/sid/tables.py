@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +28,7 @@ def read_table(path: Path, data: bytes, layout: SidLayout | None, packing: Packi
 
     Raises :class:`CatalogError`.
     """
-    frame = _parquet(path, data) if data[:4] == PARQUET_MAGIC else _text(path, data)
-    return _read_frame(path, frame, layout, packing)
+    return _read_frames(path, _frames(path, data, BLOCK), layout, packing)
 
 
 def table_depth(path: Path, data: bytes, packing: Packing | None) -> int:
@@ -38,8 +36,18 @@ def table_depth(path: Path, data: bytes, packing: Packing | None) -> int:
 
     Raises :class:`CatalogError`.
     """
-    frame = _parquet(path, data) if data[:4] == PARQUET_MAGIC else _text(path, data, lines=2)
-    return int(_read_frame(path, frame.head(1), None, packing).codes.shape[1])
+    first = next(_frames(path, data, 1, lines=2))
+    return int(_read_frames(path, [first], None, packing).codes.shape[1])
+
+
+def _frames(path: Path, data: bytes, rows: int, lines: int | None = None) -> Iterator[pd.DataFrame]:
+    """The table by blocks of at most ``rows`` rows, at least one; of a text table its first ``lines`` lines."""
+    if data[:4] == PARQUET_MAGIC:
+        yield from _parquet(path, data, rows)
+        return
+    frame = _text(path, data, lines)
+    for first in range(0, max(len(frame), 1), rows):
+        yield frame.iloc[first : first + rows]
 
 
 @dataclass(frozen=True)
@@ -51,27 +59,32 @@ class _Columns:
     parse_all: Callable[[list[list[object]]], NDArray[np.int32] | None]
 
 
-def _read_frame(path: Path, frame: pd.DataFrame, layout: SidLayout | None, packing: Packing | None) -> Rows:
-    columns = _columns(path, frame.columns.tolist(), layout, packing)
-    has_titles = "title" in frame.columns
-    rows = RowBuilder(path, has_titles=has_titles)
-    for first in range(0, len(frame), BLOCK):
-        part = frame.iloc[first : first + BLOCK]
-        items = part["item_id"].tolist()
-        titles = part["title"].tolist() if has_titles else None
-        cells = [part[name].tolist() for name in columns.names]
-        block = block_of(columns.parse_all(cells), items)
-        if rows.add_block(first + 1, block, None if titles is None else all_text(titles)):
-            continue
-        for number, (item, title, *sid) in enumerate(
-            zip(items, titles or repeat(None), *cells, strict=False), start=first + 1
-        ):
-            try:
-                codes = columns.parse([_text_of(*cell) for cell in zip(columns.names, sid, strict=True)])
-                rows.add(number, codes, _text_of("item_id", item), _title(title))
-            except NotationError as error:
-                raise bad_row(path, number, str(error)) from error
-    return rows.finish()
+def _read_frames(path: Path, frames: Iterable[pd.DataFrame], layout: SidLayout | None, packing: Packing | None) -> Rows:
+    rows: RowBuilder | None = None
+    first = 1
+    for frame in frames:
+        columns = _columns(path, frame.columns.tolist(), layout, packing)
+        rows = rows or RowBuilder(path, has_titles="title" in frame.columns)
+        _add_frame(path, rows, frame, first, columns)
+        first += len(frame)
+    return (rows or RowBuilder(path)).finish()
+
+
+def _add_frame(path: Path, rows: RowBuilder, frame: pd.DataFrame, first: int, columns: _Columns) -> None:
+    """Add the rows of ``frame``, the first of which is number ``first``."""
+    items = frame["item_id"].tolist()
+    titles = frame["title"].tolist() if "title" in frame.columns else None
+    cells = [frame[name].tolist() for name in columns.names]
+    block = block_of(columns.parse_all(cells), items)
+    if rows.add_block(first, block, None if titles is None else all_text(titles)):
+        return
+    shown = [None] * len(items) if titles is None else titles
+    for number, (item, title, *sid) in enumerate(zip(items, shown, *cells, strict=True), start=first):
+        try:
+            codes = columns.parse([_text_of(*cell) for cell in zip(columns.names, sid, strict=True)])
+            rows.add(number, codes, _text_of("item_id", item), _title(title))
+        except NotationError as error:
+            raise bad_row(path, number, str(error)) from error
 
 
 def _columns(path: Path, columns: list[str], layout: SidLayout | None, packing: Packing | None) -> _Columns:
@@ -159,14 +172,13 @@ def _refuse_line_ends(path: Path, frame: pd.DataFrame) -> None:
             raise bad_row(path, int(over[0]) + 1, "a quote at the start of a cell is not closed on its line")
 
 
-def _parquet(path: Path, data: bytes, rows: int | None = None) -> pd.DataFrame:
-    """A Parquet table, its first ``rows`` rows or all."""
+def _parquet(path: Path, data: bytes, rows: int) -> Iterator[pd.DataFrame]:
     try:
-        from flashrec.sid.parquet import read_parquet
+        from flashrec.sid.parquet import parquet_frames
     except ImportError as error:
         raise CatalogError(f"{path}: reading Parquet needs pyarrow: install it") from error
     try:
-        frame = read_parquet(data, rows)
+        for frame in parquet_frames(data, rows):
+            yield frame.set_axis([str(name) for name in frame.columns], axis="columns")
     except Exception as error:  # pyarrow's errors have no base class of their own
         raise CatalogError(f"{path}: broken Parquet file: {' '.join(str(error).split())[:200]}") from error
-    return frame.set_axis([str(name) for name in frame.columns], axis="columns")

@@ -32,8 +32,8 @@ class Axis:
     """One way in which two runs of a request may differ.
 
     ``varies`` completes "the same bits whatever ...". The check is invalid unless every counter of ``proves``
-    and of ``covers`` is above zero, and fails if one of ``forbids`` is. ``overrides`` are engine settings; ``prepare`` changes the
-    loaded engine before its first wave.
+    and of ``covers`` is above zero, and fails if one of ``forbids`` is. ``overrides`` are engine settings;
+    ``prepare`` changes the loaded engine before its first wave.
     """
 
     name: str

@@ -114,9 +114,7 @@ class Lab:
         prompt = rng.choice(prompts)
         return prompt[rng.randrange(len(prompt)) :]
 
-    def wave(
-        self, engine: Engine, place: Place, probe: str, mates: Sequence[Request], rng: random.Random
-    ) -> Result:
+    def wave(self, engine: Engine, place: Place, probe: str, mates: Sequence[Request], rng: random.Random) -> Result:
         """Run the probe at a random place among ``mates`` and record its bits."""
         requests = list(mates)
         position = rng.randint(0, len(requests))

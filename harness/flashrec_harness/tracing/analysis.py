@@ -22,6 +22,8 @@ from flashrec_harness.tracing.kernels import (
 from flashrec_harness.tracing.reader import Event, RawTrace
 
 PREFIX = "flashrec."
+MIN_LEAD = 0.1
+"""Share of a step's kernel time that is still to run when a host that keeps up has launched everything."""
 PREFILL, DECODE, FINALIZE = "flashrec.prefill", "flashrec.decode", "flashrec.finalize"
 
 
@@ -170,22 +172,25 @@ def stalls(trace: RawTrace, over: Sequence[Interval]) -> dict[str, int]:
 
 
 def gpu_bound_share(trace: RawTrace, steps: Sequence[Interval]) -> float:
-    """Share of ``steps`` (host spans) whose last launch ends before the kernels that it started do."""
+    """Share of ``steps`` (host spans) in which the host runs ahead of the device.
+
+    Every kernel ends after its own launch, so that alone says nothing: a step is GPU-bound if at least
+    ``MIN_LEAD`` of its kernel time is still to run when its last launch returns.
+    """
     by_correlation = defaultdict(list)
     for kernel in trace.device:
         by_correlation[kernel["args"].get("correlation", -1)].append(kernel)
     bound = counted = 0
     for step in steps:
         calls = [c for c in iv.inside(trace.runtime, [step]) if c["name"] == GRAPH_LAUNCH or is_eager_launch(c["name"])]
-        ends = [
-            kernel["ts"] + kernel["dur"]
-            for call in calls
-            for kernel in by_correlation.get(call["args"].get("correlation", -2), [])
-        ]
-        if not ends:
+        kernels = [k for c in calls for k in by_correlation.get(c["args"].get("correlation", -2), [])]
+        if not kernels:
             continue
+        work = [iv.interval(kernel) for kernel in kernels]
+        launched = max(call["ts"] + call["dur"] for call in calls)
+        left = iv.length(iv.clip(work, (launched, float("inf"))))
         counted += 1
-        bound += max(c["ts"] + c["dur"] for c in calls) < max(ends)
+        bound += left >= MIN_LEAD * iv.length(work)
     return bound / counted if counted else 0.0
 
 

@@ -179,7 +179,7 @@ def _gpu_bound(trace: RawTrace, expected: Expectation) -> Check:
         SUITE,
         "forward is GPU-bound",
         Outcome.PASS if bound else Outcome.FAIL,
-        f"launches end before their kernels in {share:.0%} of {len(steps)} steps (at least "
+        f"the host launches ahead of the device in {share:.0%} of {len(steps)} steps (at least "
         f"{MIN_GPU_BOUND_SHARE:.0%}); device busy {duty:.0%} of the waves{steps_text}",
         reason="" if bound else f"in {1 - share:.0%} of steps the device waits for the host to launch",
         data={"gpu_bound_share": share, "duty_cycle": duty},

@@ -1,0 +1,141 @@
+"""The suite: tasks to child processes, their reports to checks, then the server and the golden digests."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from flashrec import Beam, EngineConfig, Request, Result, ScoreSpace
+from flashrec_harness import environment, hardware
+from flashrec_harness.children import run_module
+from flashrec_harness.determinism import golden, over_http
+from flashrec_harness.determinism.axes import AXES
+from flashrec_harness.determinism.judge import SUITE, Evidence, Seen, drifting, judge
+from flashrec_harness.determinism.records import OutputBeam, ProcessReport
+from flashrec_harness.determinism.task import PROCESSES, Task, make_tasks, suite_prompts
+from flashrec_harness.material import load_material, prompts_digest
+from flashrec_harness.outcome import Check, Outcome, SuiteContext
+from flashrec_harness.planting import confession
+from flashrec_harness.repro import save_bundle
+
+HASH_SEEDS = ("0", "1", "20111", "4294967295")
+EVERYWHERE = frozenset({"alone", "mixed"})
+"""Axes of every process; the quick form gives each of the others to one process."""
+
+_PROCESS_TIMEOUT_S = 1800.0
+
+
+def run(context: SuiteContext) -> list[Check]:
+    """Judge a checkpoint; with ``context.url``, a running server from outside."""
+    prompts = suite_prompts(context, load_material(context))
+    axes = tuple(name for name in AXES if not _why_not(name, context))
+    tasks = make_tasks(context, prompts, axes, EVERYWHERE)
+    if context.url is not None:
+        reason = "--url: a running server is judged from outside"
+        left = Check(SUITE, "same bits in process", Outcome.NOT_RUN, "waves were not composed here", reason=reason)
+        return [*confession(SUITE), over_http.check(context, tasks[0], {}, None), left]
+    reports = run_processes(tasks, context.out_dir)
+    evidence = Evidence(reports)
+    checks = [*confession(SUITE), *judge(reports, tasks)]
+    for seen in drifting(evidence):
+        _keep_bundle(context, evidence, seen)
+    reference = evidence.reference["default"]
+    in_process = reference.report.outputs[reference.observation.output]
+    checks.append(over_http.check(context, tasks[0], child_environment(len(HASH_SEEDS)), in_process))
+    checks.append(_golden(context, evidence, tasks[0]))
+    return checks + [
+        Check(SUITE, f"same bits whatever {AXES[name].varies}", Outcome.NOT_RUN, f"{name}: no wave ran", reason=why)
+        for name in AXES
+        if (why := _why_not(name, context))
+    ]
+
+
+def _why_not(axis: str, context: SuiteContext) -> str:
+    """Why an axis cannot run here; empty if it can."""
+    if AXES[axis].needs_gpu and not hardware.has_gpu():
+        return hardware.missing_gpu_reason()
+    if AXES[axis].needs_catalog and context.sid_vocab_file is None:
+        return "the checkpoint is judged without a catalog"
+    return ""
+
+
+def _side_by_side() -> int:
+    """Processes at a time: two where there is no GPU to share, which makes them jostle."""
+    return 1 if hardware.has_gpu() else min(2, len(os.sched_getaffinity(0)))
+
+
+def child_environment(process: int) -> dict[str, str]:
+    """A hash seed of its own, and an equal share of the cores: the number of threads is the same for all."""
+    threads = max(1, len(os.sched_getaffinity(0)) // _side_by_side())
+    seed = HASH_SEEDS[process] if process < len(HASH_SEEDS) else str(process)
+    return {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": str(threads)}
+
+
+def run_processes(tasks: Sequence[Task], directory: Path) -> list[ProcessReport]:
+    """Every task in a fresh process. Raises :class:`~flashrec_harness.children.ChildError` if one fails."""
+    directory.mkdir(parents=True, exist_ok=True)
+
+    def perform(task: Task) -> ProcessReport:
+        prefix = directory / f"process-{task.process}"
+        task_file, report_file = prefix.with_suffix(".task.json"), prefix.with_suffix(".report.json")
+        task_file.write_text(json.dumps(asdict(task)), encoding="utf-8")
+        run_module(
+            "flashrec_harness.determinism.worker",
+            [str(task_file), str(report_file)],
+            log=prefix.with_suffix(".log"),
+            timeout_s=_PROCESS_TIMEOUT_S,
+            env=child_environment(task.process),
+        )
+        return ProcessReport.read(report_file)
+
+    with ThreadPoolExecutor(_side_by_side()) as pool:
+        return list(pool.map(perform, tasks))
+
+
+def _golden(context: SuiteContext, evidence: Evidence, task: Task) -> Check:
+    where = environment.collect(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file)
+    requests = f"{prompts_digest(task.prompts)}-n{task.width}"
+    current = golden.collect(evidence, where, requests)
+    if any(evidence.drifts(seen) for seen in evidence.all):
+        return Check(SUITE, "golden digests", Outcome.NOT_RUN, "", reason="bits that drift are no reference")
+    current.write(context.out_dir / golden.FILE)
+    return golden.against_stored(current)
+
+
+def _keep_bundle(context: SuiteContext, evidence: Evidence, seen: Seen) -> None:
+    """Save the drifting request, its ledger and what it gave elsewhere (SPEC H3b)."""
+    one, want = seen.observation, evidence.reference[seen.observation.probe]
+    fields = seen.report.requests[one.probe]
+    space = fields["score_space"]
+    request = Request(**{**fields, "score_space": None if space is None else ScoreSpace(space)})
+    save_bundle(
+        context.out_dir / f"drift-{one.probe}.json",
+        suite=SUITE,
+        reason=evidence.explain(seen)["output"],
+        request=request,
+        config=EngineConfig(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file, sid=context.sid),
+        result=_result(one.probe, seen.report.outputs[one.output]),
+        expected=[_bundle_beam(beam) for beam in want.report.outputs[want.observation.output]],
+        ledger=seen.report.ledgers[one.ledger],
+    )
+
+
+def _result(rid: str, beams: Sequence[OutputBeam]) -> Result:
+    return Result(
+        rid=rid,
+        beams=tuple(Beam(beam.token_ids, beam.cumulative_logprob, beam.score, "stop") for beam in beams),
+        prompt_tokens=0,
+        cached_tokens=0,
+        score_space=ScoreSpace.SID,
+    )
+
+
+def _bundle_beam(beam: OutputBeam) -> Mapping[str, object]:
+    return {"token_ids": list(beam.token_ids), "score_bits": beam.score_bits}
+
+
+__all__ = ["HASH_SEEDS", "PROCESSES", "child_environment", "run", "run_processes"]

@@ -1,0 +1,102 @@
+"""Faults of the page pool, the prefix cache and prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashrec.kvcache.radix import PageNode, RadixCache
+from flashrec.runtime.member import Member
+from flashrec.runtime.prefill import Prefill, Segment
+from flashrec_harness.faults.registry import fault
+
+DETERMINISM = ("determinism",)
+
+
+@fault("early-page-reuse", caught_by=DETERMINISM, axis="cache", tensor="kv")
+def early_page_reuse() -> Iterator[None]:
+    """A page that the prefix cache keeps goes back to the pool as well: the next wave writes over it."""
+    real = RadixCache.insert
+
+    def insert(self: RadixCache, tokens: NDArray[np.int32], pages: Sequence[int]) -> list[int]:
+        spare = real(self, tokens, pages)
+        kept = [page for page in pages if page not in spare]
+        free = set(self.pool._free)
+        return spare + [page for page in kept[-1:] if page not in free]
+
+    with mock.patch.object(RadixCache, "insert", insert):
+        yield
+
+
+@fault("eviction-ignores-readers", caught_by=DETERMINISM, axis="eviction", tensor="kv")
+def eviction_ignores_readers() -> Iterator[None]:
+    """Eviction takes the pages that the wave being admitted reads."""
+    real_evict, real_lock = RadixCache.evict, RadixCache.lock
+
+    def evict(self: RadixCache, count: int) -> int:
+        for node in _nodes(self):
+            node.last_used, node.readers = -node.last_used, 0
+        return real_evict(self, count)
+
+    def evictable(self: RadixCache) -> int:
+        return self.cached_pages
+
+    with (
+        mock.patch.object(RadixCache, "evict", evict),
+        mock.patch.object(RadixCache, "evictable_pages", evictable),
+        mock.patch.object(RadixCache, "lock", real_lock),
+    ):
+        yield
+
+
+def _nodes(cache: RadixCache) -> list[PageNode]:
+    found, stack = [], list(cache._root.children.values())
+    while stack:
+        node = stack.pop()
+        found.append(node)
+        stack.extend(node.children.values())
+    return found
+
+
+@fault("truncated-page-key", caught_by=DETERMINISM, axis="cache", tensor="kv")
+def truncated_page_key() -> Iterator[None]:
+    """The prefix cache compares all tokens of a page but the last: near twins hit each other's pages."""
+    real = RadixCache.page_keys
+
+    def page_keys(self: RadixCache, tokens: NDArray[np.int32]) -> list[bytes]:
+        return [key[:-4] for key in real(self, tokens)]
+
+    with mock.patch.object(RadixCache, "page_keys", page_keys):
+        yield
+
+
+@fault("rope-off-by-one-after-hit", caught_by=DETERMINISM, axis="cache", tensor="logits")
+def rope_off_by_one_after_hit() -> Iterator[None]:
+    """After a cache hit the rest of the prompt is rotated by one position too many."""
+    real = Prefill._segment
+
+    def segment(self: Prefill, member: Member, seg: Segment) -> tuple[NDArray[np.int32], ...]:
+        tokens, positions, slots = real(self, member, seg)
+        return tokens, positions + np.int32(member.cached > 0), slots
+
+    with mock.patch.object(Prefill, "_segment", segment):
+        yield
+
+
+@fault("positions-restart-in-chunk", caught_by=DETERMINISM, axis="chunks", tensor="logits")
+def positions_restart_in_chunk() -> Iterator[None]:
+    """In every chunk of a prompt but the first, the first token is rotated as if it stood one place earlier."""
+    real = Prefill._segment
+
+    def segment(self: Prefill, member: Member, seg: Segment) -> tuple[NDArray[np.int32], ...]:
+        tokens, positions, slots = real(self, member, seg)
+        if seg.start > member.cached:
+            positions = positions.copy()
+            positions[0] -= 1
+        return tokens, positions, slots
+
+    with mock.patch.object(Prefill, "_segment", segment):
+        yield

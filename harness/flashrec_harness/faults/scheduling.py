@@ -1,0 +1,121 @@
+"""Faults of what surrounds the forward pass: identity caches, buffers, the answers' way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+
+from flashrec.request import Request
+from flashrec.runtime import decode, engine, ledger, scheduler, stage
+from flashrec.runtime.buffers import DecodeBuffers
+from flashrec.runtime.decode import Decoder
+from flashrec.runtime.engine import Engine
+from flashrec.runtime.member import Member
+from flashrec_harness.faults.registry import fault
+
+DETERMINISM = ("determinism",)
+
+
+@fault("id-keyed-cache", caught_by=DETERMINISM, axis="mixed", tensor="seq_lens")
+def id_keyed_cache() -> Iterator[None]:
+    """Prepared prompts are remembered by id(request): an address that is used again brings back another prompt."""
+    real, known = engine.validate, {}  # type: ignore[var-annotated]
+
+    def validate(request: Request, *arguments: Any) -> Member:
+        member = real(request, *arguments)
+        member.tokens = known.setdefault(id(request), member.tokens)
+        return member
+
+    with mock.patch.object(engine, "validate", validate):
+        yield
+
+
+@fault("stale-context-length", caught_by=DETERMINISM, axis="mixed", tensor="seq_lens")
+def stale_context_length() -> Iterator[None]:
+    """A bucket's context lengths are written for its first wave only; later waves find those of the first."""
+    real = DecodeBuffers.load
+    first: dict[int, torch.Tensor] = {}
+
+    def load(self: DecodeBuffers, members: Sequence[Member]) -> Any:
+        layout = real(self, members)
+        self.context_len.copy_(first.setdefault(id(self), self.context_len.clone()))
+        return layout
+
+    with mock.patch.object(DecodeBuffers, "load", load):
+        yield
+
+
+@fault("parents-off-by-one", caught_by=DETERMINISM, axis="buckets", tensor="kv")
+def parents_off_by_one() -> Iterator[None]:
+    """In the bucket of 48 rows a beam takes the ancestors of the row before its parent."""
+    real = decode.reorder_ancestors
+
+    def reorder(buffers: DecodeBuffers, parent: torch.Tensor, stored: int) -> None:
+        real(buffers, (parent - 1).clamp(min=0) if buffers.rows == 48 else parent, stored)
+
+    with mock.patch.object(decode, "reorder_ancestors", reorder):
+        yield
+
+
+@fault("decode-position-by-bucket", caught_by=DETERMINISM, axis="buckets", tensor="logits")
+def decode_position_by_bucket() -> Iterator[None]:
+    """In the bucket of 32 rows decode passes rotate with the next position."""
+    real = Decoder.forward
+
+    def forward(self: Decoder, buffers: DecodeBuffers, *arguments: Any) -> torch.Tensor:
+        if buffers.rows != 32:
+            return real(self, buffers, *arguments)
+        buffers.context_len.add_(1)
+        with mock.patch.object(self.attention, "decode", _shorter(self.attention.decode)):
+            hidden = real(self, buffers, *arguments)
+        buffers.context_len.sub_(1)
+        return hidden
+
+    with mock.patch.object(Decoder, "forward", forward):
+        yield
+
+
+def _shorter(plan: Any) -> Any:
+    """Attention plans as if the context were one token shorter than it says."""
+
+    def shorter(meta: Any) -> Any:
+        from dataclasses import replace
+
+        return plan(replace(meta, context_len=meta.context_len - 1))
+
+    return shorter
+
+
+@fault("wrong-page-tag", caught_by=DETERMINISM, axis="ledger", tensor="kv")
+def wrong_page_tag() -> Iterator[None]:
+    """The ledger names a page by its physical number: the same content has other names in other runs."""
+
+    def write(tags: torch.Tensor, members: Sequence[Member], _: Any) -> None:
+        for member in members:
+            pages = torch.tensor(member.pages, device=tags.device)
+            tags[pages] = pages
+
+    with mock.patch.object(stage, "write_tags", write), mock.patch.object(ledger, "write_tags", write):
+        yield
+
+
+@fault("answers-swapped", caught_by=DETERMINISM, axis="arrival")
+def answers_swapped() -> Iterator[None]:
+    """The scheduler hands the answers of a wave of several requests to its tickets in reverse order."""
+    real = Engine.finish
+
+    def finish(self: Engine, flight: Any) -> list[Any]:
+        outcomes = real(self, flight)
+        return outcomes[::-1] if scheduled() else outcomes
+
+    def scheduled() -> bool:
+        import threading
+
+        return threading.current_thread().name == "flashrec-engine"
+
+    assert scheduler.Scheduler
+    with mock.patch.object(Engine, "finish", finish):
+        yield

@@ -1,0 +1,158 @@
+"""Faults of the arithmetic and of the selection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+
+from flashrec.kernels import decode_attention, paged_attention, prefill_attention
+from flashrec.runtime import decode
+from flashrec.search import expand, filters
+from flashrec.search.expand import Expansion, Frontier, Spans
+from flashrec.search.filters import FilterSet
+from flashrec_harness.faults.registry import fault
+
+DETERMINISM = ("determinism",)
+
+
+@fault("split-count-from-batch", caught_by=DETERMINISM, axis="mixed", tensor="logits")
+def split_count_from_batch() -> Iterator[None]:
+    """Attention reads K and V in tiles of 32 tokens instead of 64 when the pass has more than two row tiles."""
+    real = paged_attention.context_state
+
+    def context_state(q: torch.Tensor, *arguments: Any) -> Any:
+        tile = 32 if q.shape[0] > 2 else 64
+        with mock.patch.object(paged_attention, "KV_TILE", tile):
+            return real(q, *arguments)
+
+    with (
+        mock.patch.object(decode_attention, "context_state", context_state),
+        mock.patch.object(prefill_attention, "context_state", context_state),
+    ):
+        yield
+
+
+@fault("stale-padding-rows", caught_by=DETERMINISM, axis="buckets", tensor="parents")
+def stale_padding_rows() -> Iterator[None]:
+    """A bucket's padding rows keep the hypotheses of an earlier wave, and the last request selects from them."""
+    real = decode.expand
+    left: dict[tuple[int, int], Frontier] = {}
+
+    def expanding(logits: torch.Tensor, level: Any, frontier: Frontier, spans: Spans, *arguments: Any) -> Expansion:
+        rows = frontier.node.shape[0]
+        if rows == spans.target_rows and spans.source:
+            start, _ = spans.source[-1]
+            spans = replace(spans, source=[*spans.source[:-1], (start, rows - start)])
+        found = real(logits, level, frontier, spans, *arguments)
+        place = (spans.target_rows, level.size)
+        used = sum(spans.target[-1])
+        new = found.frontier
+        old = left.get(place, new)
+        left[place] = Frontier(new.node.clone(), new.score.clone(), new.valid.clone())
+        stale = torch.arange(spans.target_rows, device=new.node.device) >= used
+        mixed = replace(
+            new,
+            node=torch.where(stale, old.node.roll(used), new.node),
+            score=torch.where(stale, old.score.roll(used), new.score),
+            valid=torch.where(stale, old.valid.roll(used), new.valid),
+        )
+        return replace(found, frontier=mixed)
+
+    with mock.patch.object(decode, "expand", expanding):
+        yield
+
+
+@fault("unseeded-tie-break", caught_by=DETERMINISM, axis="ties", tensor="tokens")
+def unseeded_tie_break() -> Iterator[None]:
+    """Equal scores are ordered by a random number that nobody seeded."""
+    source = torch.Generator()
+    source.seed()
+
+    def shuffled(rank: torch.Tensor) -> torch.Tensor:
+        return torch.randint(0, 2**31, rank.shape, generator=source).to(rank.device)
+
+    with _ranks(shuffled):
+        yield
+
+
+@fault("hash-ordered-ties", caught_by=DETERMINISM, axis="ties", tensor="tokens")
+def hash_ordered_ties() -> Iterator[None]:
+    """Equal scores are ordered by Python's hash of a string: the same in one process, another in the next."""
+
+    def hashed(rank: torch.Tensor) -> torch.Tensor:
+        return rank ^ (hash("tie") & 0x1)
+
+    with _ranks(hashed):
+        yield
+
+
+def _ranks(change: Any) -> Any:
+    """Patches the rank that :func:`order_key` breaks ties with."""
+    real = expand.order_key
+
+    def order_key(score: torch.Tensor, rank: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
+        return real(score, change(rank), legal)
+
+    return mock.patch.object(expand, "order_key", order_key)
+
+
+@fault("noise-on-greedy", caught_by=DETERMINISM, axis="sampling", tensor="parents")
+def noise_on_greedy() -> Iterator[None]:
+    """In a wave that samples, requests at temperature 0 are ranked with noise as well."""
+    real = expand._perturb
+
+    def perturb(picked: torch.Tensor, score: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        ranked, phi = real(picked, score, *arguments)
+        noise = torch.rand(score.shape, device=score.device)
+        return torch.where(ranked == score, score - noise, ranked), phi
+
+    with mock.patch.object(expand, "_perturb", perturb):
+        yield
+
+
+@fault("allow-list-ignored", caught_by=DETERMINISM, axis="filters")
+def allow_list_ignored() -> Iterator[None]:
+    """Allow-lists are accepted and dropped in the beam path."""
+    real = FilterSet.alive
+
+    def alive(self: FilterSet, *arguments: torch.Tensor) -> torch.Tensor:
+        return real(replace(self, allow=torch.zeros_like(self.allow)), *arguments)
+
+    with mock.patch.object(FilterSet, "alive", alive):
+        yield
+
+
+@fault("filters-of-the-first", caught_by=DETERMINISM, axis="filters", tensor="tokens")
+def filters_of_the_first() -> Iterator[None]:
+    """Every request of a wave is searched with the lists of its first."""
+    real = filters.FilterSet.alive
+
+    def alive(self: FilterSet, request: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        return real(self, torch.zeros_like(request), first, last)
+
+    with mock.patch.object(FilterSet, "alive", alive):
+        yield
+
+
+@fault("duplicated-beam", caught_by=DETERMINISM, axis="mixed", tensor="parents")
+def duplicated_beam() -> Iterator[None]:
+    """In a wave of more than 40 rows a request's last beam repeats its first."""
+    real = decode.expand
+
+    def expanding(logits: torch.Tensor, level: Any, frontier: Frontier, spans: Spans, *arguments: Any) -> Expansion:
+        found = real(logits, level, frontier, spans, *arguments)
+        if spans.target_rows <= 40:
+            return found
+        index = torch.arange(spans.target_rows, device=found.parent.device)
+        for start, width in spans.target:
+            index[start + width - 1] = start
+        new = found.frontier
+        copied = replace(new, node=new.node[index], score=new.score[index], valid=new.valid[index])
+        return replace(found, frontier=copied, parent=found.parent[index], code=found.code[index])
+
+    with mock.patch.object(decode, "expand", expanding):
+        yield
