@@ -96,6 +96,7 @@ def sglang_server(
             *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
             *("--dtype", "float32", "--page-size", "1", "--max-total-tokens", str(pool_tokens)),
             *("--max-running-requests", str(max_rows), "--host", "127.0.0.1", "--port", str(port)),
+            *(("--disable-radix-cache",) if trie_file is not None else ()),
             *arguments,
         )
 

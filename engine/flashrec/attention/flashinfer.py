@@ -24,8 +24,6 @@ WORKSPACE_BYTES = 128 << 20
 
 def flashinfer_backend(device: torch.device, kv_dtype: torch.dtype) -> str:
     """``fa3`` or ``fa2``. Raises :class:`ConfigError` where FlashInfer cannot serve."""
-    if device.type != "cuda":
-        raise ConfigError(f"attention_backend: flashinfer needs a CUDA device, not {device.type}")
     if kv_dtype not in (torch.bfloat16, torch.float8_e4m3fn):
         raise ConfigError(f"attention_backend: flashinfer needs a bf16 or fp8_e4m3 KV cache, not {kv_dtype}")
     hopper = torch.cuda.get_device_capability(device)[0] == 9

@@ -23,8 +23,8 @@ def select_attention(config: EngineConfig, pool: KVPool, num_heads: int, ops: Op
     """
     asked = config.attention_backend
     device = config.torch_device
-    if asked == "triton" and device.type != "cuda":
-        raise ConfigError(f"attention_backend: triton needs a CUDA device, not {device.type}")
+    if asked in ("triton", "flashinfer") and device.type != "cuda":
+        raise ConfigError(f"attention_backend: {asked} needs a CUDA device, not {device.type}")
     if asked == "flashinfer" or (asked == "auto" and device.type == "cuda" and _flashinfer_serves(pool)):
         if importlib.util.find_spec("flashinfer") is None:
             raise ConfigError("attention_backend: flashinfer is not installed; pip install 'flashrec[gpu]'")

@@ -43,6 +43,7 @@ class ShopConfig:
     item_drop: float = 0.5
     taste_log_weight: float = 0.9
     department_shares: tuple[float, ...] = (0.9, 0.1)
+    companion_shares: tuple[float, float] = (0.75, 0.25)
 
 
 class Shop:
@@ -107,7 +108,7 @@ class Shop:
         out = np.zeros((self.num_series, self.num_series))
         for s in range(self.num_series):
             first, second = rng.choice(self.num_series, 2, replace=False)
-            out[s, first], out[s, second] = 0.75, 0.25
+            out[s, first], out[s, second] = self.config.companion_shares
         return out
 
     def _interest_steps(self, rng: np.random.Generator) -> Floats:

@@ -99,15 +99,13 @@ def changes(before: Golden, after: Golden) -> list[dict[str, str]]:
     for name in sorted(before.probes.keys() | after.probes.keys()):
         old, new = before.probes.get(name), after.probes.get(name)
         if old is None or new is None:
-            found.append(
-                {"probe": name, "where": "only in " + ("the newer" if old is None else "the older"), "first": ""}
-            )
+            side = "newer" if old is None else "older"
+            found.append({"probe": name, "where": f"only in the {side}", "first": ""})
         elif old != new:
             same_shape = len(old.ledger) == len(new.ledger)
             cause = first_divergence(old.ledger, new.ledger, name) if same_shape else "another number of steps"
-            found.append(
-                {"probe": name, "where": str(cause or "after the ledger"), "first": first_beam(old.beams, new.beams)}
-            )
+            where = str(cause or "after the ledger")
+            found.append({"probe": name, "where": where, "first": first_beam(old.beams, new.beams)})
     return found
 
 

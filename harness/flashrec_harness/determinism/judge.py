@@ -20,7 +20,7 @@ _LISTED = 20
 
 def drift_bound(waves: int) -> float:
     """The drift rate that ``waves`` waves without drift rule out at 95 %: ``1 - 0.05 ** (1 / N)``, below ``3 / N``."""
-    return 1.0 - (1.0 - _CONFIDENCE) ** (1.0 / waves)
+    return float(1.0 - (1.0 - _CONFIDENCE) ** (1.0 / waves))
 
 
 @dataclass(frozen=True, slots=True)

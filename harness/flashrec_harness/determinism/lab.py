@@ -68,8 +68,8 @@ class Lab:
 
     def request(self, prompt: Prompt, n: int, **fields: Any) -> Request:
         """A fresh request: nothing in the engine may remember an earlier one by its identity."""
-        length = {} if self.constrained else {"max_tokens": FREE_TOKENS}
-        return Request(input_ids=tuple(prompt), n=n, **length, **fields)
+        length = None if self.constrained else FREE_TOKENS
+        return Request(input_ids=tuple(prompt), n=n, max_tokens=length, **fields)
 
     def probe(self, name: str, engine: Engine) -> Request:
         """The probe called ``name``, the same bits in every process.

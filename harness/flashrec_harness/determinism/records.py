@@ -31,6 +31,12 @@ def float_bits(value: float) -> str:
     return struct.pack("<f", value).hex()
 
 
+def bits_float(bits: str) -> float:
+    """The inverse of :func:`float_bits`."""
+    (value,) = struct.unpack("<f", bytes.fromhex(bits))
+    return float(value)
+
+
 def output_beams(beams: Iterable[Beam]) -> tuple[OutputBeam, ...]:
     """A result's beams as they are compared."""
     return tuple(

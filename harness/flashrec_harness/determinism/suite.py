@@ -15,7 +15,7 @@ from flashrec_harness.children import run_module
 from flashrec_harness.determinism import golden, over_http
 from flashrec_harness.determinism.axes import AXES
 from flashrec_harness.determinism.judge import SUITE, Evidence, Seen, drifting, judge
-from flashrec_harness.determinism.records import OutputBeam, ProcessReport
+from flashrec_harness.determinism.records import OutputBeam, ProcessReport, bits_float
 from flashrec_harness.determinism.task import PROCESSES, Task, make_tasks, suite_prompts
 from flashrec_harness.material import load_material, prompts_digest
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
@@ -127,7 +127,10 @@ def _keep_bundle(context: SuiteContext, evidence: Evidence, seen: Seen) -> None:
 def _result(rid: str, beams: Sequence[OutputBeam]) -> Result:
     return Result(
         rid=rid,
-        beams=tuple(Beam(beam.token_ids, beam.cumulative_logprob, beam.score, "stop") for beam in beams),
+        beams=tuple(
+            Beam(beam.token_ids, bits_float(beam.cumulative_bits), bits_float(beam.score_bits), "stop")
+            for beam in beams
+        ),
         prompt_tokens=0,
         cached_tokens=0,
         score_space=ScoreSpace.SID,

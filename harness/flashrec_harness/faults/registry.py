@@ -15,8 +15,8 @@ Patch = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``caught_by`` names the suites that must go red, ``axis`` the determinism axis that shows it and
-    ``tensor`` what the ledger names as the first thing to differ; empty where the suite or the ledger is blind to it."""
+    """``caught_by`` names the suites that must go red, ``axis`` the determinism axis that shows it and ``tensor``
+    what the ledger names as the first thing to differ; empty where the suite or the ledger is blind to it."""
 
     name: str
     what: str

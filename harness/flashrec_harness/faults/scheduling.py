@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flashrec.request import Request
-from flashrec.runtime import decode, engine, ledger, scheduler, stage
+from flashrec.runtime import decode
 from flashrec.runtime.buffers import DecodeBuffers
 from flashrec.runtime.decode import Decoder
 from flashrec.runtime.engine import Engine
 from flashrec.runtime.member import Member
+from flashrec.runtime.member import validate as validate_request
 from flashrec_harness.faults.registry import fault
 
 DETERMINISM = ("determinism",)
@@ -22,14 +27,14 @@ DETERMINISM = ("determinism",)
 @fault("id-keyed-cache", caught_by=DETERMINISM, axis="mixed", tensor="seq_lens")
 def id_keyed_cache() -> Iterator[None]:
     """Prepared prompts are remembered by id(request): an address that is used again brings back another prompt."""
-    real, known = engine.validate, {}  # type: ignore[var-annotated]
+    known: dict[int, NDArray[np.int32]] = {}
 
     def validate(request: Request, *arguments: Any) -> Member:
-        member = real(request, *arguments)
+        member = validate_request(request, *arguments)
         member.tokens = known.setdefault(id(request), member.tokens)
         return member
 
-    with mock.patch.object(engine, "validate", validate):
+    with mock.patch("flashrec.runtime.engine.validate", validate):
         yield
 
 
@@ -82,8 +87,6 @@ def _shorter(plan: Any) -> Any:
     """Attention plans as if the context were one token shorter than it says."""
 
     def shorter(meta: Any) -> Any:
-        from dataclasses import replace
-
         return plan(replace(meta, context_len=meta.context_len - 1))
 
     return shorter
@@ -98,7 +101,7 @@ def wrong_page_tag() -> Iterator[None]:
             pages = torch.tensor(member.pages, device=tags.device)
             tags[pages] = pages
 
-    with mock.patch.object(stage, "write_tags", write), mock.patch.object(ledger, "write_tags", write):
+    with mock.patch("flashrec.runtime.stage.write_tags", write):
         yield
 
 
@@ -109,13 +112,8 @@ def answers_swapped() -> Iterator[None]:
 
     def finish(self: Engine, flight: Any) -> list[Any]:
         outcomes = real(self, flight)
-        return outcomes[::-1] if scheduled() else outcomes
+        scheduled = threading.current_thread().name == "flashrec-engine"
+        return outcomes[::-1] if scheduled else outcomes
 
-    def scheduled() -> bool:
-        import threading
-
-        return threading.current_thread().name == "flashrec-engine"
-
-    assert scheduler.Scheduler
     with mock.patch.object(Engine, "finish", finish):
         yield

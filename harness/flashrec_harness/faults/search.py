@@ -10,8 +10,7 @@ from unittest import mock
 import torch
 
 from flashrec.kernels import decode_attention, paged_attention, prefill_attention
-from flashrec.runtime import decode
-from flashrec.search import expand, filters
+from flashrec.search import expand, numerics
 from flashrec.search.expand import Expansion, Frontier, Spans
 from flashrec.search.filters import FilterSet
 from flashrec_harness.faults.registry import fault
@@ -39,7 +38,7 @@ def split_count_from_batch() -> Iterator[None]:
 @fault("stale-padding-rows", caught_by=DETERMINISM, axis="buckets", tensor="parents")
 def stale_padding_rows() -> Iterator[None]:
     """A bucket's padding rows keep the hypotheses of an earlier wave, and the last request selects from them."""
-    real = decode.expand
+    real = expand.expand
     left: dict[tuple[int, int], Frontier] = {}
 
     def expanding(logits: torch.Tensor, level: Any, frontier: Frontier, spans: Spans, *arguments: Any) -> Expansion:
@@ -62,7 +61,7 @@ def stale_padding_rows() -> Iterator[None]:
         )
         return replace(found, frontier=mixed)
 
-    with mock.patch.object(decode, "expand", expanding):
+    with mock.patch("flashrec.runtime.decode.expand", expanding):
         yield
 
 
@@ -92,12 +91,12 @@ def hash_ordered_ties() -> Iterator[None]:
 
 def _ranks(change: Any) -> Any:
     """Patches the rank that :func:`order_key` breaks ties with."""
-    real = expand.order_key
+    real = numerics.order_key
 
     def order_key(score: torch.Tensor, rank: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
         return real(score, change(rank), legal)
 
-    return mock.patch.object(expand, "order_key", order_key)
+    return mock.patch("flashrec.search.expand.order_key", order_key)
 
 
 @fault("noise-on-greedy", caught_by=DETERMINISM, axis="sampling", tensor="parents")
@@ -129,7 +128,7 @@ def allow_list_ignored() -> Iterator[None]:
 @fault("filters-of-the-first", caught_by=DETERMINISM, axis="filters", tensor="tokens")
 def filters_of_the_first() -> Iterator[None]:
     """Every request of a wave is searched with the lists of its first."""
-    real = filters.FilterSet.alive
+    real = FilterSet.alive
 
     def alive(self: FilterSet, request: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         return real(self, torch.zeros_like(request), first, last)
@@ -141,7 +140,7 @@ def filters_of_the_first() -> Iterator[None]:
 @fault("duplicated-beam", caught_by=DETERMINISM, axis="mixed", tensor="parents")
 def duplicated_beam() -> Iterator[None]:
     """In a wave of more than 40 rows a request's last beam repeats its first."""
-    real = decode.expand
+    real = expand.expand
 
     def expanding(logits: torch.Tensor, level: Any, frontier: Frontier, spans: Spans, *arguments: Any) -> Expansion:
         found = real(logits, level, frontier, spans, *arguments)
@@ -154,5 +153,5 @@ def duplicated_beam() -> Iterator[None]:
         copied = replace(new, node=new.node[index], score=new.score[index], valid=new.valid[index])
         return replace(found, frontier=copied, parent=found.parent[index], code=found.code[index])
 
-    with mock.patch.object(decode, "expand", expanding):
+    with mock.patch("flashrec.runtime.decode.expand", expanding):
         yield

@@ -71,9 +71,8 @@ def ask_sglang(ground: Ground, cases: Sequence[SearchCase], out_dir: Path) -> An
     if not cases:
         return answers
     url = named_url()
-    unsearchable = _FOREIGN if url is not None else _no_begin(ground)
-    if unsearchable:
-        answers.lack([c for c in cases if c.catalog is not None], Absence(Outcome.NOT_RUN, unsearchable))
+    if url is not None:
+        answers.lack([c for c in cases if c.catalog is not None], Absence(Outcome.NOT_RUN, _FOREIGN))
         cases = [case for case in cases if case.catalog is None]
     try:
         if url is not None:
@@ -112,23 +111,14 @@ def _ask_server(answers: Answers, url: str, ground: Ground, cases: Sequence[Sear
 
 @contextmanager
 def _own_server(ground: Ground, out_dir: Path) -> Iterator[tuple[str, list[str]]]:
-    searchable = ground.catalogs and not _no_begin(ground)
-    trie_file = _write_trie(ground, out_dir) if searchable else None
+    trie_file = _write_trie(ground, out_dir) if ground.catalogs else None
     with sglang_server(ground.model_path, trie_file=trie_file, log_dir=out_dir) as server:
         yield server.url, server.retries
 
 
-def _no_begin(ground: Ground) -> str:
-    without = [name for name, catalog in ground.catalogs.items() if catalog.vocabulary.begin is None]
-    return "the tokenizer has no begin token to tell SGLang where a semantic ID starts" if without else ""
-
-
 def _write_trie(ground: Ground, out_dir: Path) -> Path:
     """The file for SGLang's trie model."""
-    (begin,) = {catalog.vocabulary.begin for catalog in ground.catalogs.values()}
-    assert begin is not None
-    catalogs = [(catalog.marker, catalog.grammar()) for catalog in ground.catalogs.values()]
     path = out_dir / f"{ground.model_path.name}-trie.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(trie_file_content(begin, catalogs)), encoding="utf-8")
+    path.write_text(json.dumps(trie_file_content(ground.whole_grammars())), encoding="utf-8")
     return path

@@ -75,8 +75,7 @@ def catalog_cases(
     cases = []
     for index in range(count):
         random = Random(f"{seed} {space} {catalog} {index}")
-        marker = () if known.marker is None else (known.marker,)
-        prompt = (*ground.prompts[(index + seed) % len(ground.prompts)], *marker)
+        prompt = ground.prompts[(index + seed) % len(ground.prompts)]
         width = WIDTHS[(index + seed) % len(WIDTHS)]
         exclude: tuple[Tokens, ...] = ()
         allow: tuple[Tokens, ...] | None = None

@@ -43,8 +43,6 @@ def edge_ground(directory: Path, seed: int) -> Ground:
     vocabulary = make_edge_checkpoint(model_path, seed)
     generator = np.random.default_rng(seed)
     catalogs = edge_catalogs(seed)
-    # A word of its own before the begin token tells SGLang's trie model which catalog a prompt is for.
-    first_word = WORDS - len(catalogs)
     return Ground(
         model_path=model_path,
         catalogs={
@@ -52,12 +50,11 @@ def edge_ground(directory: Path, seed: int) -> Ground:
                 path=catalog.write(directory / f"{catalog.name.replace(' ', '-')}.json"),
                 sids=tuple(sorted(catalog.items)),
                 vocabulary=catalog.cut(vocabulary),
-                marker=first_word + index,
             )
-            for index, catalog in enumerate(catalogs)
+            for catalog in catalogs
         },
         prompts=tuple(
-            tuple(int(word) for word in generator.integers(first_word, size=length))
+            tuple(int(word) for word in generator.integers(WORDS, size=length))
             for length in generator.integers(2, 40, size=_PROMPTS)
         ),
         eos=(WORDS,),

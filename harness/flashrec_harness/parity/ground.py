@@ -23,15 +23,11 @@ _RANDOM_PROMPT_TOKENS = 48
 
 @dataclass(frozen=True, slots=True)
 class CatalogGround:
-    """A catalog as a file for the engine, and as plain semantic IDs for the references.
-
-    ``marker`` is the prompt token that selects it in SGLang's trie model, which serves several.
-    """
+    """A catalog as a file for the engine, and as plain semantic IDs for the references."""
 
     path: Path
     sids: tuple[Codes, ...]
     vocabulary: SidVocabulary
-    marker: int | None = None
 
     def grammar(self, case: SearchCase | None = None) -> Grammar:
         """The grammar of ``case``, or the whole catalog's."""
@@ -89,10 +85,7 @@ def context_ground(context: SuiteContext) -> Ground:
     if catalogs and material.sequences.is_file():
         prompts: Sequence[Tokens] = material.history_prompts(_RANDOM_PROMPTS * 2)
     else:
-        # A begin token near the end would tell SGLang's trie model that a semantic ID is under way.
-        begins = {catalog.vocabulary.begin for catalog in catalogs.values()}
-        drawn = material.random_prompts(_RANDOM_PROMPTS, _RANDOM_PROMPT_TOKENS, context.seed)
-        prompts = [tuple(token for token in prompt if token not in begins) for prompt in drawn]
+        prompts = material.random_prompts(_RANDOM_PROMPTS, _RANDOM_PROMPT_TOKENS, context.seed)
     return Ground(
         model_path=context.model_path,
         catalogs=catalogs,

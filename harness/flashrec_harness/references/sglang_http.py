@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -74,15 +75,16 @@ class SglangReference:
         else:
             parameters["ignore_eos"] = True  # in SGLang this drops explicit stop tokens as well
         payload: dict[str, Any] = {"input_ids": list(case.prompt), "sampling_params": parameters}
-        return payload | ({"return_logprob": True} if case.beam_width == 1 else {})
+        if case.catalog is not None:
+            payload["rid"] = f"{case.catalog}/{uuid.uuid4().hex}"
+        if case.beam_width == 1:
+            payload["return_logprob"] = True
+        return payload
 
 
-def trie_file_content(begin: int, catalogs: Iterable[tuple[int | None, Grammar]]) -> dict[str, Any]:
-    """What ``SID_TRIE`` holds for the trie model: catalogs told apart by the token before ``begin``."""
-    return {
-        "begin": begin,
-        "catalogs": [{"marker": marker, "items": _items(grammar)} for marker, grammar in catalogs],
-    }
+def trie_file_content(grammars: Mapping[str, Grammar]) -> dict[str, list[list[int]]]:
+    """What ``SID_TRIE`` holds for the trie model: the token ids of every item, by catalog."""
+    return {name: _items(grammar) for name, grammar in grammars.items()}
 
 
 def _items(grammar: Grammar) -> list[list[int]]:

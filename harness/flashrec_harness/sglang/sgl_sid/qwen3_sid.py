@@ -1,15 +1,11 @@
 """Qwen3 in SGLang whose next-token logits are masked to semantic-ID tries: score space ``children``.
 
-``SID_TRIE`` names a JSON file::
+``SID_TRIE`` names a JSON file ``{catalog: [[token id, ...], ...]}``. A request whose ``rid`` is
+``catalog/anything`` searches within that catalog, from the end of its prompt on; any other searches freely.
+Past the end of an item a row is free again.
 
-    {"begin": id, "catalogs": [{"marker": id | null, "items": [[id, ...], ...]}]}
-
-A prompt that ends in ``begin`` is searched within the catalog whose ``marker`` stands right before it, or the
-one without a marker. Any other prompt is searched freely, also after the search itself has emitted ``begin``.
-The items of a catalog have one length.
-
-A row's prefix is rebuilt from the KV slots that it reads, so it survives prefix-cache hits and the beam
-search's sharing of slots between rows.
+A row's prefix is rebuilt from the KV slots that it reads, so it survives the beam search's sharing of slots
+between rows. The server must run without a prefix cache, which may swap a prompt's last slot for an older one.
 """
 
 from __future__ import annotations
@@ -24,6 +20,7 @@ from sglang.srt.models.qwen3 import Qwen3ForCausalLM as PlainQwen3
 
 _MASKED = -1.0e30
 _SLOTS = 1 << 20
+_FREE = -1
 
 Children = dict[tuple[int, ...], torch.Tensor]
 
@@ -42,12 +39,12 @@ class Qwen3ForCausalLM(PlainQwen3):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        spec = json.loads(Path(os.environ["SID_TRIE"]).read_text(encoding="utf-8"))
-        self._begin: int = spec["begin"]
-        self._tries = {entry["marker"]: _children(entry["items"]) for entry in spec["catalogs"]}
-        self._depth = max(len(item) for entry in spec["catalogs"] for item in entry["items"])
+        catalogs: dict[str, list[list[int]]] = json.loads(Path(os.environ["SID_TRIE"]).read_text(encoding="utf-8"))
+        self._tries = [_children(items) for items in catalogs.values()]
+        self._place = {name: index for index, name in enumerate(catalogs)}
+        self._depth = max(len(item) for items in catalogs.values() for item in items)
         self._token_of_slot = torch.full((_SLOTS,), -1, dtype=torch.int64)
-        self._slot_is_prompt = torch.zeros(_SLOTS, dtype=torch.bool)
+        self._trie_after_slot = torch.full((_SLOTS,), _FREE, dtype=torch.int64)
 
     @torch.no_grad()
     def forward(
@@ -55,11 +52,14 @@ class Qwen3ForCausalLM(PlainQwen3):
     ) -> Any:
         output = super().forward(input_ids, positions, forward_batch, *args, **kwargs)
         self._token_of_slot[forward_batch.out_cache_loc] = input_ids
-        self._slot_is_prompt[forward_batch.out_cache_loc] = forward_batch.forward_mode.is_extend()
+        self._trie_after_slot[forward_batch.out_cache_loc] = _FREE
         slots = _request_slots(forward_batch)
-        rows = zip(forward_batch.req_pool_indices.tolist(), forward_batch.seq_lens.tolist(), strict=True)
+        rows = list(zip(forward_batch.req_pool_indices.tolist(), forward_batch.seq_lens.tolist(), strict=True))
+        if forward_batch.forward_mode.is_extend():
+            for (row, length), rid in zip(rows, forward_batch.rids, strict=True):
+                self._trie_after_slot[slots[row, length - 1]] = self._place.get(rid.rpartition("/")[0], _FREE)
         for index, (row, length) in enumerate(rows):
-            first = max(0, length - self._depth - 1)
+            first = max(0, length - self._depth)
             allowed = self._allowed(slots[row, first:length].long())
             if allowed is not None:
                 _keep_only(output.next_token_logits[index], allowed)
@@ -67,15 +67,12 @@ class Qwen3ForCausalLM(PlainQwen3):
 
     def _allowed(self, slots: torch.Tensor) -> torch.Tensor | None:
         """Legal next tokens after the last slots of a row, ``None`` where it is not within a catalog."""
-        tail = self._token_of_slot[slots].tolist()
-        prompt = self._slot_is_prompt[slots].tolist()
-        begins = [at for at, token in enumerate(tail) if token == self._begin and prompt[at]]
-        if not begins:
+        tries = self._trie_after_slot[slots].tolist()
+        starts = [at for at, trie in enumerate(tries) if trie != _FREE]
+        if not starts:
             return None
-        at = begins[-1]
-        marker = tail[at - 1] if at else None
-        trie = self._tries.get(marker, self._tries.get(None))
-        return None if trie is None else trie.get(tuple(tail[at + 1 :]))
+        prefix = self._token_of_slot[slots[starts[-1] + 1 :]].tolist()
+        return self._tries[tries[starts[-1]]].get(tuple(prefix))
 
 
 def _keep_only(logits: torch.Tensor, allowed: torch.Tensor) -> None:

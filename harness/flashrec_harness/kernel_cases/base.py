@@ -1,0 +1,120 @@
+"""What one kernel test runs on, and the draws that the strategies share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from flashrec_harness.equivalence import CODES_APART, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Where kernels run: Triton's interpreter in float32 on a CPU, or a GPU.
+
+    A GPU's shapes are few, since each alignment and block size is a compiled variant; an interpreter's are many
+    and small.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def pick(self, cpu: Sequence[int], gpu: Sequence[int]) -> st.SearchStrategy[int]:
+        """A size from this lane's list."""
+        return st.sampled_from(gpu if self.gpu else cpu)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A tensor argument and how it may lie in memory: ``pad`` elements between rows, ``offset`` at the start."""
+
+    tensor: torch.Tensor
+    pad: int = 0
+    offset: int = 0
+    writable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One thing that a kernel produced, and the rule that judges it."""
+
+    name: str
+    tensor: torch.Tensor
+    rule: Rule = Rule.MEASURED
+    codes_apart: float = CODES_APART
+
+
+Collect = Callable[[Any, Sequence[Any]], list[Output]]
+"""From what a call returned and the arguments it got to what is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """One call of a kernel.
+
+    ``arguments`` hold :class:`Argument`, tuples of them, or plain values; ``exact`` the same call in float64.
+    ``unfit`` names implementations that these shapes are not for, with the reason.
+    """
+
+    label: str
+    arguments: tuple[Any, ...]
+    exact: tuple[Any, ...]
+    collect: Collect
+    unfit: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Random data of one case: a generator on the CPU, so that both lanes see the same numbers."""
+
+    lane: Lane
+    generator: torch.Generator
+
+    def normal(self, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None) -> torch.Tensor:
+        values = torch.randn(*shape, generator=self.generator) * scale
+        return values.to(dtype or self.lane.dtype).to(self.lane.device)
+
+    def uniform(self, *shape: int, low: float, high: float) -> torch.Tensor:
+        values = torch.rand(*shape, generator=self.generator) * (high - low) + low
+        return values.to(self.lane.dtype).to(self.lane.device)
+
+    def integers(self, *shape: int, high: int) -> torch.Tensor:
+        return torch.randint(0, high, shape, generator=self.generator).to(self.lane.device)
+
+    def permutation(self, size: int) -> torch.Tensor:
+        return torch.randperm(size, generator=self.generator).to(self.lane.device)
+
+
+def draws(lane: Lane) -> st.SearchStrategy[Draws]:
+    """Seeded data; the seed is part of the example."""
+    return st.integers(0, 2**31 - 1).map(lambda seed: Draws(lane, torch.Generator().manual_seed(seed)))
+
+
+def layouts(lane: Lane) -> st.SearchStrategy[tuple[int, int]]:
+    """(pad, offset): contiguous, or strided rows at an unaligned start. A GPU has one of each."""
+    return st.sampled_from([(0, 0), (8, 8)] if lane.gpu else [(0, 0), (1, 0), (3, 5), (16, 16)])
+
+
+def scales() -> st.SearchStrategy[float]:
+    """Magnitudes of activations."""
+    return st.sampled_from([1.0, 1e-3, 30.0])
+
+
+def with_zero_row(x: torch.Tensor, wanted: bool) -> torch.Tensor:
+    """``x`` with its middle row zero, if wanted and there is one."""
+    if wanted and x.shape[0]:
+        x[x.shape[0] // 2] = 0.0
+    return x
+
+
+def exact(value: Any) -> Any:
+    """A float tensor in float64; anything else as it is."""
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
