@@ -49,7 +49,9 @@ class EngineConfig(BaseModel):
     )
     max_decode_steps: int = Field(8, ge=1, le=64, description="longest search without a catalog, in tokens")
     max_prefill_tokens: int = Field(16384, ge=16, description="prompt tokens per forward pass; more are chunked")
-    page_size: int = Field(16, ge=1, le=256, description="tokens per page of the KV pool")
+    page_size: int | None = Field(
+        None, ge=1, le=256, description="tokens per page of the KV pool; default 64 on a GPU and 16 on a CPU"
+    )
     kv_pool_tokens: int | None = Field(None, ge=16, description="size of the context KV pool; default from memory")
     memory_fraction: float = Field(
         0.85, gt=0, lt=1, description="share of free GPU memory for weights, KV and workspaces"
@@ -102,6 +104,11 @@ class EngineConfig(BaseModel):
         if self.dtype == "auto":
             return torch.bfloat16 if self.torch_device.type == "cuda" else torch.float32
         return torch.float32 if self.dtype == "float32" else torch.bfloat16
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens per page. A whole tile of keys in one page is what the GPU kernels read fastest."""
+        return self.page_size or (64 if self.torch_device.type == "cuda" else 16)
 
     @property
     def rows_per_wave(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
+import importlib
 import logging
 import os
 import re
@@ -11,6 +13,7 @@ import shutil
 import threading
 import time
 import uuid
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -167,7 +170,7 @@ class Profiler:
         """Begin a capture, now or at ``options.start_step``.
 
         Raises:
-            ProfilerStateError: one is running or still being written.
+            ProfilerStateError: one is running or still being written, or torch cannot record.
             RequestError: the machine has none of the activities, or the directory cannot be made.
         """
         if self.state != "idle":
@@ -190,15 +193,8 @@ class Profiler:
 
     def on_forward(self, stage: Stage, passes: int = 1) -> None:
         """Told just before a prefill, or before ``passes`` decode steps (several in one captured graph)."""
-        options = self._options
-        if options is not None:
-            waiting = self._recording is None
-            if waiting and self.forward_passes + passes >= (options.start_step or 0):
-                self._begin(stage if options.profile_by_stage else None)
-            elif self._stage == "prefill" and stage == "decode":
-                self._end()
-                self._first_pass = None
-                self._begin(stage)
+        with contextlib.suppress(ProfilerStateError):  # in the status and the log; a wave never fails for it
+            self._follow(stage, passes)
         self.forward_passes += passes
 
     def on_wave_end(self) -> None:
@@ -216,24 +212,39 @@ class Profiler:
             thread.join(max(0.0, end - time.monotonic()))
         return not any(thread.is_alive() for thread in self._flushes)
 
+    def _follow(self, stage: Stage, passes: int) -> None:
+        options = self._options
+        if options is None:
+            return
+        if self._recording is None:
+            if self.forward_passes + passes >= (options.start_step or 0):
+                self._begin(stage if options.profile_by_stage else None)
+        elif self._stage == "prefill" and stage == "decode":
+            self._end()
+            if self._options is not None:
+                self._first_pass = None
+                self._begin(stage)
+
     def _begin(self, stage: Stage | None) -> None:
         assert self._options is not None
         self._stage = stage
         if self._first_pass is None:
             self._first_pass = self.forward_passes
-        self._recording = torch.profiler.profile(
-            activities=self._options.torch_activities(),
-            with_stack=self._options.with_stack,
-            record_shapes=self._options.record_shapes,
-            experimental_config=_ExperimentalConfig(profile_all_threads=True),
-        )
-        self._recording.start()
+        try:
+            self._recording = start_recording(self._options)
+        except RuntimeError as error:
+            self._give_up(error)
+            raise ProfilerStateError(f"torch cannot record: {error}") from error
 
     def _end(self) -> None:
         assert self._recording is not None
         assert self._options is not None
         recording, self._recording = self._recording, None
-        recording.stop()
+        try:
+            recording.stop()
+        except (RuntimeError, UnicodeDecodeError) as error:
+            self._give_up(error)
+            return
         path = self._options.output_dir / self._options.file_name(self._stage)
         self._files.append(path)
         self._flushes = [thread for thread in self._flushes if thread.is_alive()]
@@ -248,6 +259,30 @@ class Profiler:
         except (OSError, RuntimeError) as error:
             self._error = f"{path.name}: {error}"
             logger.error("trace not written: %s", self._error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._recording = self._options = None
+        self._error = f"{type(error).__name__}: {error}"
+        logger.error("trace abandoned: %s", self._error)
+
+
+def start_recording(options: ProfileOptions) -> torch.profiler.profile:
+    """A running torch profile of all threads. Raises what torch raises, a :class:`RuntimeError`."""
+    with contextlib.suppress(ImportError):
+        # torch 2.13 would import it inside the recording; with_stack then reads the name of its module's
+        # code object after that is freed (a garbage name in the first trace, seen 2026-11-29).
+        importlib.import_module("torch.profiler._cupti_monitor")
+    recording = torch.profiler.profile(
+        activities=options.torch_activities(),
+        with_stack=options.with_stack,
+        record_shapes=options.record_shapes,
+        experimental_config=_ExperimentalConfig(profile_all_threads=True),
+    )
+    with warnings.catch_warnings():
+        # torch 2.11 warns that a second cycle would clear the first; there is one.
+        warnings.filterwarnings("ignore", message=".*Profiler clears events")
+        recording.start()
+    return recording
 
 
 def write_trace(recording: torch.profiler.profile, path: Path) -> None:

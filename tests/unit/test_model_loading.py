@@ -135,7 +135,7 @@ def test_tied_checkpoint_may_carry_its_head_if_equal(checkpoint: Path) -> None:
     edit_tensors(checkpoint, lambda tensors: add_head(tensors, 1.0))
     assert scores(load(checkpoint)) == wanted
     edit_tensors(checkpoint, lambda tensors: add_head(tensors, 2.0))
-    with pytest.raises(CheckpointError, match="differs from model.embed_tokens.weight"):
+    with pytest.raises(CheckpointError, match=r"differs from model\.embed_tokens\.weight"):
         load(checkpoint)
 
 
@@ -230,7 +230,9 @@ def test_fp8_paths_agree_with_and_without_fused_kernels(checkpoint: Path) -> Non
 def test_fp8_weights_need_the_config_to_say_so(checkpoint: Path) -> None:
     quantised(checkpoint, ".weight_scale")
     edit_config(checkpoint, lambda config: config.pop("quantization_config"))
-    with pytest.raises(CheckpointError, match="has type F8_E4M3, which config.json's quantization_config does not say"):
+    with pytest.raises(
+        CheckpointError, match=r"has type F8_E4M3, which config\.json's quantization_config does not say"
+    ):
         load(checkpoint)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -156,6 +159,62 @@ def test_a_write_error_is_reported_not_lost(tmp_path: Path, monkeypatch: pytest.
     assert profiler.wait(60)
     assert profiler.status()["error"] == "x-TP-0.trace.json.gz: [Errno 28] No space left on device"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torch_that_cannot_start_is_said_so_and_harms_no_wave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(_: object) -> None:
+        raise RuntimeError("CUPTI is in use")
+
+    monkeypatch.setattr(torch.profiler.profile, "start", busy)
+    profiler = Profiler()
+    with pytest.raises(ProfilerStateError, match="CUPTI is in use"):
+        profiler.start(options(tmp_path))
+    assert profiler.state == "idle"
+    profiler.start(options(tmp_path, start_step=2))
+    wave(profiler, 2)
+    assert profiler.state == "idle"
+    assert profiler.status()["error"] == "RuntimeError: CUPTI is in use"
+    assert profiler.forward_passes == 3
+
+
+@pytest.mark.parametrize("by_stage", [False, True])
+def test_a_torch_that_cannot_stop_harms_no_wave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_stage: bool
+) -> None:
+    real = torch.profiler.profile.stop
+
+    def broken(recording: torch.profiler.profile) -> None:
+        real(recording)
+        raise UnicodeDecodeError("utf-8", b"\xa0", 0, 1, "invalid start byte")
+
+    monkeypatch.setattr(torch.profiler.profile, "stop", broken)
+    profiler = Profiler()
+    profiler.start(options(tmp_path, num_steps=1, profile_by_stage=by_stage))
+    wave(profiler, 2)
+    assert profiler.state == "idle"
+    assert str(profiler.status()["error"]).startswith("UnicodeDecodeError")
+    assert profiler.forward_passes == 3
+
+
+def test_every_name_in_the_first_trace_of_a_process_is_readable(tmp_path: Path) -> None:
+    """torch imports a module while it starts; recorded with stacks, that module's name was freed memory."""
+    script = (
+        "import sys; from pathlib import Path; from flashrec.profiler import ProfileOptions, start_recording\n"
+        "import torch, threading\n"
+        "def run():\n"
+        "    recording = start_recording(ProfileOptions(output_dir=Path('.')))\n"
+        "    torch.ones(2) + 1\n"
+        "    recording.stop()\n"
+        "    names = [event.name() for event in recording.profiler.kineto_results.events()]\n"
+        "    assert any('aten::add' in name for name in names)\n"
+        "    sys.stdout.write('readable')\n"
+        "thread = threading.Thread(target=run); thread.start(); thread.join()\n"
+    )
+    path = {"PYTHONPATH": "engine"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=os.environ | path, check=True)
+    assert done.stdout.endswith(b"readable"), done.stderr.decode()
 
 
 @pytest.mark.parametrize(

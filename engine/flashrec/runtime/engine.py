@@ -88,7 +88,7 @@ class Engine:
             self.parts.model,
             self.parts.attention,
             self.parts.ops,
-            page_size=config.page_size,
+            page_size=config.page_tokens,
             tile_rows=self.parts.tile_rows,
             max_tokens=config.max_prefill_tokens,
             profiler=self.profiler,
@@ -261,7 +261,7 @@ class Engine:
             self.parts.ops,
             limit=min(self.config.max_prefill_tokens, self.parts.limits.max_context),
             requests=self.config.max_requests,
-            pages=-(-self.parts.limits.max_context // self.config.page_size),
+            pages=-(-self.parts.limits.max_context // self.config.page_tokens),
         )
 
     def _warm_up(self) -> None:

@@ -170,7 +170,7 @@ def _allocate_pool(config: EngineConfig, model: ModelConfig, memory: MemoryPlan)
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         num_pages=memory.num_pages,
-        page_size=config.page_size,
+        page_size=config.page_tokens,
         beam_slots=memory.beam_slots,
         dtype=memory.kv_dtype,
         device=config.torch_device,

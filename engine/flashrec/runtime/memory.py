@@ -40,22 +40,22 @@ def plan_memory(config: EngineConfig, model: ModelConfig, passes: int, weight_by
     per_token = model.kv_bytes_per_token(dtype.itemsize)
     beam_slots = config.rows_per_wave * max(passes, 1)
     longest = min(config.max_context or model.max_position, model.max_position)
-    pages_per_prompt = -(-longest // config.page_size)
+    pages_per_prompt = -(-longest // config.page_tokens)
     if config.kv_pool_tokens is not None:
-        usable = config.kv_pool_tokens // config.page_size
+        usable = config.kv_pool_tokens // config.page_tokens
     elif config.torch_device.type == "cuda":
         usable = _gpu_pages(config, model, per_token, beam_slots, weight_bytes)
     else:
-        usable = min(config.kv_pool_bytes // (per_token * config.page_size), pages_per_prompt * config.max_requests)
+        usable = min(config.kv_pool_bytes // (per_token * config.page_tokens), pages_per_prompt * config.max_requests)
     if usable < 1:
         raise ConfigError(
-            f"kv_pool_tokens: the memory budget leaves no page of {config.page_size} tokens ({per_token} bytes each) "
+            f"kv_pool_tokens: the memory budget leaves no page of {config.page_tokens} tokens ({per_token} bytes each) "
             f"beside {beam_slots} beam slots; lower max_rows or raise the budget"
         )
     return MemoryPlan(
         num_pages=usable + 1,
         beam_slots=beam_slots,
-        max_context=min(longest, usable * config.page_size),
+        max_context=min(longest, usable * config.page_tokens),
         kv_dtype=dtype,
     )
 
@@ -68,4 +68,4 @@ def _gpu_pages(config: EngineConfig, model: ModelConfig, per_token: int, beam_sl
     logits = 3 * 4 * config.rows_per_wave * min(model.vocab_size, 1 << 16)
     workspace = rows * widest * 2 + logits
     budget = int(free * config.memory_fraction) - weight_bytes - workspace - beam_slots * per_token
-    return budget // (per_token * config.page_size)
+    return budget // (per_token * config.page_tokens)

@@ -71,7 +71,7 @@ class DecodeStage:
             found = self._buffers[size, passes] = DecodeBuffers(
                 rows=size,
                 requests=min(size, self.config.max_requests),
-                pages=-(-self.parts.limits.max_context // self.config.page_size),
+                pages=-(-self.parts.limits.max_context // self.config.page_tokens),
                 passes=passes,
                 tile_rows=self.parts.tile_rows,
                 hidden=self.parts.model.config.hidden_size,

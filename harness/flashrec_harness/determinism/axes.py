@@ -92,7 +92,7 @@ def _buckets(lab: Lab, engine: Engine) -> None:
 
 
 def _cache(lab: Lab, engine: Engine) -> None:
-    page = engine.config.page_size
+    page = engine.config.page_tokens
     for turn in range(1 if lab.task.quick else 4):
         rng = lab.task.rng("cache", turn)
         engine.flush_cache()
