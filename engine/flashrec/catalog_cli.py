@@ -140,7 +140,8 @@ def _print(file: Path, figures: CatalogStats) -> None:
         f"trie on a device: {figures.device_bytes / 1e6:.2f} MB; content digest {figures.digest}",
     ):
         typer.echo(f"  {line}")
-    table = Table("level", "codebook", "used", "nodes", "children: mean", "median", "max", "one child", "kept")
+    table = Table("level", "codebook", "used", "nodes", "mean", "median", "max", "one", "kept")
+    table.caption = "codes used; children per node: mean, median, most, nodes with one; how a device keeps them"
     for number, level in enumerate(figures.levels):
         table.add_row(
             str(number),

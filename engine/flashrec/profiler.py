@@ -1,4 +1,4 @@
-"""Named spans for traces, and the torch profiler with SGLang's start/stop semantics (SPEC T1-T3)."""
+"""Named spans for traces, and the torch profiler with SGLang's start/stop semantics."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ class trace_range:  # noqa: N801 - used as a function: ``with trace_range("flash
     """A span of the calling thread, shown in the Chrome trace and as an NVTX range.
 
     With no profiler running it costs 0.4 us on a CPU, where an idle ``record_function`` costs 6 us (torch
-    2.13), and 1.6 us beside an H200, nearly all of it the NVTX calls (torch 2.11; both 2026-11-29). The flag is torch's own, so a ``torch.profiler`` that somebody else
-    started sees the spans too. Do not hold a span across an ``await``: ranges nest per thread.
+    2.13), and 1.6 us beside an H200, nearly all of it NVTX (torch 2.11; both 2026-11-29). The flag is
+    torch's own, so a ``torch.profiler`` that somebody else started sees the spans too. Do not hold a span
+    across an ``await``: ranges nest per thread.
     """
 
     __slots__ = ("_name", "_record")
@@ -151,10 +152,8 @@ class Profiler:
     @property
     def state(self) -> State:
         """``waiting`` for ``start_step``, ``recording``, ``flushing`` to disk, or ``idle``."""
-        if self._recording is not None:
-            return "recording"
         if self._options is not None:
-            return "waiting"
+            return "waiting" if self._recording is None else "recording"
         return "flushing" if any(thread.is_alive() for thread in self._flushes) else "idle"
 
     def status(self) -> dict[str, object]:
@@ -199,11 +198,10 @@ class Profiler:
 
     def on_wave_end(self) -> None:
         """Told after each wave: the only place where ``num_steps`` ends a capture."""
-        options = self._options
-        if options is None or options.num_steps is None or self._first_pass is None:
-            return
-        if self.forward_passes - self._first_pass >= options.num_steps:
-            self.stop()
+        wanted = None if self._options is None else self._options.num_steps
+        if wanted is not None and self._first_pass is not None:
+            if self.forward_passes - self._first_pass >= wanted:
+                self.stop()
 
     def wait(self, timeout: float) -> bool:
         """Wait until no file is being written; False after ``timeout`` seconds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 class ScoreSpace(StrEnum):
@@ -47,8 +47,7 @@ class Request:
     rid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Beam:
+class Beam(NamedTuple):
     """One hypothesis, best first in :attr:`Result.beams`.
 
     ``token_ids`` are the emitted tokens (an appended begin token is prompt, an implied end token is

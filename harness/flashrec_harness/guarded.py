@@ -25,7 +25,7 @@ def poison_(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return torch.equal(*(t.flatten().view(torch.uint8) for t in (a, b)))
 
 
 @dataclass(slots=True)

@@ -19,13 +19,13 @@ from flashrec.kernels.trie_expand import Children, Hypotheses, LeafLists, Select
 from flashrec.kernels.trie_score_triton import normalise_kernel, score_kernel
 from flashrec.kernels.trie_select_triton import collect_kernel, place_kernel, threshold_kernel
 
-NORMALISE_BLOCK = 8192
+NORMALISE_BLOCK = 4096
 NORMALISE_WARPS = 8
 """Both decide the order in which a row's exponentials are added, so neither may depend on a batch."""
-SLOT_BLOCK = 1024
-PEAKS = 8192
+SLOT_BLOCK = 512
+PEAKS = 4096
 MAX_GROUP = 64
-PLACE_BLOCK = 32
+PLACE_BLOCK = 16
 PLACE_RIVALS = 256
 PLACE_PROGRAMS = 64
 
@@ -55,7 +55,8 @@ class ExpandPlan:
         """The plan with these sizes, powers of two, for at most ``source_width`` rows to a request."""
         block = min(SLOT_BLOCK, max(16, group, next_power_of_2(slots)))
         folds = ceil_div(source_width * ceil_div(slots, group), peaks)
-        return cls(slots, block, group, peaks, group * folds)
+        # The threshold may let through up to twice as many groups as are kept.
+        return cls(slots, block, group, peaks, 2 * group * folds)
 
 
 def plan_expand(slots: int, source_width: int) -> ExpandPlan:

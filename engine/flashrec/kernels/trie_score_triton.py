@@ -11,6 +11,8 @@ from flashrec.kernels._triton import jit, tl
 
 NO_KEY: tl.constexpr = tl.constexpr(-(1 << 63))
 """Below the key of every legal candidate."""
+LOWEST: tl.constexpr = tl.constexpr(-3.4028234663852886e38)
+"""The least finite float32."""
 NO_SCORE: tl.constexpr = tl.constexpr(-1)
 """Bits of a slot that holds no legal candidate: a NaN that arithmetic does not make."""
 
@@ -121,23 +123,25 @@ def normalise_kernel(
 ) -> None:
     """One row a program: ``normalisers`` float32 [N], the log-sum-exp of ``values`` [N, size] by row stride.
 
-    The terms are added lane by lane over blocks and then across lanes. A row that is not valid or in no span
-    is skipped.
+    One pass over the values, as online softmax has it (Milakov and Gimelshein 2018): lane by lane over
+    blocks, then across lanes. A row that is not valid or in no span is skipped.
     """
     row = tl.program_id(0).to(tl.int64)
     _, _, inside = row_span(row, request, spans, requests)
     if inside & (tl.load(valid + row) != 0):
         own = values + row * stride
         lane = tl.arange(0, BLOCK)
-        peaks = tl.full((BLOCK,), float("-inf"), tl.float32)
-        for first in range(0, size, BLOCK):
-            peaks = tl.maximum(peaks, _read_row(own, first + lane, size, SLOTS))
-        peak = tl.max(peaks, axis=0)
-        peak = tl.where(peak == float("-inf"), 0.0, peak)
+        peaks = tl.full((BLOCK,), LOWEST, tl.float32)
         terms = tl.zeros((BLOCK,), dtype=tl.float32)
         for first in range(0, size, BLOCK):
-            terms += tl.exp(_read_row(own, first + lane, size, SLOTS) - peak)
-        total = tl.sum(terms, axis=0)
+            value = _read_row(own, first + lane, size, SLOTS)
+            # One exponential a value: of the new term, or of what the earlier terms shrink by.
+            above = value - peaks
+            factor = tl.exp(-tl.abs(above))
+            terms = tl.where(above > 0.0, terms * factor + 1.0, terms + factor)
+            peaks = tl.maximum(peaks, value)
+        peak = tl.max(peaks, axis=0)
+        total = tl.sum(terms * tl.exp(peaks - peak), axis=0)
         # A row without a finite value has no candidate whose score could be finite.
         tl.store(normalisers + row, peak + tl.log(tl.where(total == 0.0, 1.0, total)))
 

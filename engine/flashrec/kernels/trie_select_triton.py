@@ -1,8 +1,8 @@
 """Device half two of the trie step: each request's best candidates, exactly, in three launches.
 
-The best of every group of slots is known, so the ``width``-th best of those is a lower bound for the
-``width``-th best candidate, and at most ``width`` groups hold candidates above it. One program a request finds
-that bound by bisection (:func:`threshold_kernel`); every row then hands over its candidates that reach it
+The best of every group of slots is known, so a key that ``width`` of those reach is a lower bound for the
+``width``-th best candidate, and no group whose best is below it holds one. One program a request finds such a
+bound by bisection (:func:`threshold_kernel`); every row then hands over its candidates that reach it
 (:func:`collect_kernel`); and each of those finds its place by counting the keys above its own
 (:func:`place_kernel`). Keys are distinct, so neither the order in which candidates were handed over nor the
 size of the groups can change the result.
@@ -55,7 +55,8 @@ def threshold_kernel(
     BLOCK: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
 ) -> None:
-    """One request a program: ``threshold`` int64 [R], the ``width``-th largest of its ``peaks`` [N, groups].
+    """One request a program: ``threshold`` int64 [R], which at least ``width`` of its ``peaks`` [N, groups]
+    reach, where there are as many, and at most a quarter more.
 
     More than ``BLOCK`` peaks are first folded onto ``BLOCK`` lanes, which makes the groups larger. Also
     clears ``found`` int32 [R] and the target rows.
@@ -75,10 +76,12 @@ def threshold_kernel(
     low = tl.min(tl.where(live, best, 0x7FFFFFFFFFFFFFFF), axis=0)
     high = tl.max(best, axis=0)
     reached = tl.sum(live.to(tl.int32), axis=0)
-    if reached <= width:
-        low = high * 0 + (NO_KEY + 1)
-        high = low
-    while (low < high) & (reached != width):
+    if reached < width:
+        low = low * 0 + (NO_KEY + 1)
+        reached = 0
+    # Between equal scores the bisection would go through the bits of the rank: a quarter more stops it before.
+    enough_peaks = width + (width + 3) // 4
+    while (low < high) & (reached > enough_peaks):
         # The average, rounded up, without an overflow.
         middle = (low | high) - ((low ^ high) >> 1)
         above = tl.sum((best >= middle).to(tl.int32), axis=0)

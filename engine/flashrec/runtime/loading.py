@@ -25,10 +25,11 @@ from flashrec.models.registry import model_class
 from flashrec.models.weights import kv_scales, load_weights
 from flashrec.runtime.member import Limits
 from flashrec.runtime.memory import MemoryPlan, plan_memory
-from flashrec.sid.catalog import Catalog, load_catalog
+from flashrec.sid.cache import load_catalog_and_trie
+from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout, infer_layout
 from flashrec.sid.peek import peek_depth
-from flashrec.sid.trie import Trie, build_trie
+from flashrec.sid.trie import Trie
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -142,8 +143,8 @@ def load_catalog_parts(config: EngineConfig, tokenizer: Any) -> tuple[SidLayout 
         raise CheckpointError(f"{config.model_path}: a catalog needs the tokenizer ({' and '.join(TOKENIZER_FILES)})")
     depth = peek_depth(config.sid_vocab_file)
     layout = infer_layout(tokenizer, depth=depth, override=config.sid)
-    catalog = load_catalog(config.sid_vocab_file, layout)
-    return layout, catalog, build_trie(catalog.sids, layout.sizes)
+    catalog, trie = load_catalog_and_trie(config.sid_vocab_file, layout)
+    return layout, catalog, trie
 
 
 def _uses_fp8(config: EngineConfig, model: ModelConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from flashrec.errors import NonFiniteError
 from flashrec.request import Beam, Result
 from flashrec.runtime.buffers import WaveLayout
-from flashrec.runtime.member import Member, emitted_tokens
+from flashrec.runtime.member import Member
 from flashrec.search.expand import Frontier
 from flashrec.search.filters import visible_items
 from flashrec.search.free import Bank
@@ -43,8 +44,6 @@ def catalog_results(
     members: list[Member], layout: WaveLayout, rows: HostFrontier, catalog: Catalog, sids: SidLayout
 ) -> list[Result | NonFiniteError]:
     """Each member's beams, best first; fewer than ``n`` where fewer are legal (SPEC S5)."""
-    length = emitted_tokens(catalog, sids)
-    tail = () if sids.end is None else (sids.end,)
     results: list[Result | NonFiniteError] = []
     for member, (start, width) in zip(members, layout.spans, strict=True):
         span = slice(start, start + width)
@@ -54,22 +53,31 @@ def catalog_results(
             continue
         if member.request.temperature > 0:
             live = live[np.argsort(-rows.score[live], kind="stable")]
-        beams = []
-        for row in live[: member.request.n].tolist():
-            codes = tuple(catalog.sids[rows.rank[row]].tolist())
-            total = float(rows.score[row])
-            beams.append(
-                Beam(
-                    token_ids=sids.token_ids(codes) + tail,
-                    cumulative_logprob=total,
-                    score=penalised(total, length, member.request.length_penalty),
-                    finish_reason="stop",
-                    sid=codes,
-                    items=visible_items(member.request, catalog.items_of(int(rows.rank[row]))),
-                )
-            )
+        kept = live[: member.request.n]
+        beams = _beams(member, rows.rank[kept], rows.score[kept], catalog, sids)
         results.append(_result(member, beams))
     return results
+
+
+def _beams(
+    member: Member, ranks: NDArray[np.int32], totals: NDArray[np.float32], catalog: Catalog, sids: SidLayout
+) -> list[Beam]:
+    """The beams of SIDs ``ranks`` with summed log-probabilities ``totals``, column by column."""
+    codes = catalog.sids[ranks]
+    tokens = [book[codes[:, level]] for level, book in enumerate(sids.codebooks)]
+    if sids.end is not None:
+        tokens.append(np.full(len(codes), sids.end))
+    scores = penalised(totals, len(tokens), member.request.length_penalty)
+    items = [visible_items(member.request, names) for names in catalog.items_of_all(ranks)]
+    columns = (
+        map(tuple, np.stack(tokens, axis=1).tolist()),
+        totals.tolist(),
+        scores.tolist(),
+        itertools.repeat("stop"),
+        map(tuple, codes.tolist()),
+        items,
+    )
+    return [Beam(*fields) for fields in zip(*columns, strict=False)]
 
 
 def free_results(members: list[Member], banks: list[Bank]) -> list[Result | NonFiniteError]:
@@ -82,11 +90,12 @@ def free_results(members: list[Member], banks: list[Bank]) -> list[Result | NonF
         if not np.isfinite(totals[filled]).all():
             results.append(_non_finite(member))
             continue
+        scores = penalised(totals, lengths, member.request.length_penalty)
         beams = [
             Beam(
                 token_ids=tuple(tokens[place, : lengths[place]].tolist()),
                 cumulative_logprob=float(totals[place]),
-                score=penalised(float(totals[place]), int(lengths[place]), member.request.length_penalty),
+                score=float(scores[place]),
                 finish_reason="stop" if stopped[place] else "length",
             )
             for place in filled.tolist()
@@ -96,9 +105,10 @@ def free_results(members: list[Member], banks: list[Bank]) -> list[Result | NonF
     return results
 
 
-def penalised(total: float, length: int, penalty: float) -> float:
-    """``total / length ** penalty`` (SPEC B1), rounded to float32."""
-    return float(np.float32(total / float(length) ** penalty))
+def penalised(totals: NDArray[np.float32], lengths: NDArray[np.int32] | int, penalty: float) -> NDArray[np.float32]:
+    """``total / length ** penalty`` (SPEC B1) in float64, rounded to float32."""
+    scores: NDArray[np.float32] = (totals / np.asarray(lengths, dtype=np.float64) ** penalty).astype(np.float32)
+    return scores
 
 
 def _result(member: Member, beams: list[Beam]) -> Result:

@@ -105,6 +105,8 @@ class FilterBuffers:
 
 def visible_items(request: Request, items: Sequence[str]) -> tuple[str, ...]:
     """The items of a returned SID without those that the request excludes or does not allow."""
+    if not request.exclude_items and request.allow_items is None:
+        return tuple(items)
     hidden = set(request.exclude_items)
     kept = [item for item in items if item not in hidden]
     if request.allow_items is not None and not request.allow_sids:

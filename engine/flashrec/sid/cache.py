@@ -53,7 +53,12 @@ def load_catalog_and_trie(
 
     Files of at least ``min_bytes`` are cached in ``cache_dir`` (:func:`default_cache_dir`). An entry is keyed
     by the file's content and the layout, written to one side and then renamed, so that a reader never sees
-    half of it; a damaged or unwritable cache costs a warning and the time. Raises :class:`CatalogError`.
+    half of it; a damaged or unwritable cache costs a warning and the time.
+
+    CPU seconds on one core of a server CPU, 2026-11-29, random SIDs over 3 x 8,192 with one item each: 1.5
+    million from JSON 2.8, from the cache 0.12; 20 million from Parquet 37.6 (peak 2.3 GB), from the cache 2.0.
+
+    Raises :class:`CatalogError`.
     """
     path = Path(path)
     entry = None

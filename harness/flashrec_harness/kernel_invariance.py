@@ -1,0 +1,160 @@
+"""Row invariance: a row's bits do not depend on how many rows stand beside it, nor where it stands (SPEC R1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from flashrec.kernels.decode_attention_triton import SPLIT_TOKENS, shared_prefix_attention_triton
+from flashrec.kernels.linear import linear, linear_cublas, linear_fp8, linear_fp8_scaled_mm
+from flashrec.kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_triton
+from flashrec.kernels.split_gemm import linear_fp8_triton, linear_triton
+from flashrec.kernels.tiles import RowTiles, row_tiles, rows_per_tile
+from flashrec_harness.kernel_cases.base import Draws, Lane
+from flashrec_harness.kernel_cases.pointwise import random_fp8
+from flashrec_harness.outcome import Check, Outcome
+
+SUITE = "kernel"
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+_GPU_WEIGHTS = ((2048, 2048), (4096, 2048), (12288, 2048), (2048, 6144))
+_GPU_BATCHES = (1, 7, 8, 16, 17, 50, 64, 65, 128, 129, 200, 400, 512, 1000, 1600, 2048)
+_CPU_WEIGHTS = ((130, 64), (48, 257))
+_CPU_BATCHES = (1, 2, 3, 11, 12, 15, 16, 17, 33, 64)
+
+
+def rows_that_differ(
+    call: Callable[[slice], torch.Tensor], whole: torch.Tensor, batches: Sequence[int]
+) -> list[str]:
+    """Compares the first and the last ``m`` rows, computed alone, with the same rows of ``whole``."""
+    total = whole.shape[0]
+    different = []
+    for m in batches:
+        for rows in (slice(0, m), slice(total - m, total)):
+            if not torch.equal(call(rows), whole[rows]):
+                different.append(f"M {m} at row {rows.start}")
+    return different
+
+
+def _data(lane: Lane) -> Draws:
+    return Draws(lane, torch.Generator().manual_seed(20261129))
+
+
+def _products(lane: Lane) -> dict[str, Product]:
+    if not lane.gpu:
+        return {"linear (torch)": linear}
+    products = {"linear (triton)": linear_triton}
+    return products | ({"linear (cublaslt)": linear_cublas} if lane.dtype == torch.bfloat16 else {})
+
+
+def _fp8_products(lane: Lane) -> dict[str, Callable[..., torch.Tensor]]:
+    if not lane.gpu:
+        return {"linear_fp8 (torch)": linear_fp8}
+    products = {"linear_fp8 (triton)": linear_fp8_triton}
+    scaled = {"linear_fp8 (torch._scaled_mm)": linear_fp8_scaled_mm}
+    return products | (scaled if lane.dtype == torch.bfloat16 else {})
+
+
+def _judge_products(lane: Lane) -> dict[str, list[str]]:
+    """Differences by product name, over this lane's weights and batches."""
+    data = _data(lane)
+    weights, batches = (_GPU_WEIGHTS, _GPU_BATCHES) if lane.gpu else (_CPU_WEIGHTS, _CPU_BATCHES)
+    total = max(batches) + 1
+    found: dict[str, list[str]] = {name: [] for name in (*_products(lane), *_fp8_products(lane))}
+    for outs, size in weights:
+        x, w = data.normal(total, size), data.normal(outs, size, scale=size**-0.5)
+        for name, product in _products(lane).items():
+            different = rows_that_differ(lambda rows, p=product: p(x[rows], w), product(x, w), batches)
+            found[name] += [f"N {outs}, K {size}: {place}" for place in different]
+        codes, scale = random_fp8(data, total, size)
+        w_codes, w_scale = random_fp8(data, outs, size)
+        for name, scaled in _fp8_products(lane).items():
+
+            def call(rows: slice, scaled: Callable[..., torch.Tensor] = scaled) -> torch.Tensor:
+                return scaled(codes[rows], scale[rows], w_codes, w_scale.squeeze(-1), lane.dtype)
+
+            different = rows_that_differ(call, call(slice(0, total)), batches)
+            found[name] += [f"N {outs}, K {size}: {place}" for place in different]
+    return found
+
+
+def _tiles(rows: Sequence[int], tile: int, device: torch.device) -> RowTiles:
+    return RowTiles(*(part.to(device) for part in row_tiles(rows, tile)))
+
+
+def _judge_decode(lane: Lane) -> list[str]:
+    """A request alone and in a mixed wave, splits in parallel and in turn."""
+    data = _data(lane)
+    heads, kv_heads, dim = (16, 8, 128) if lane.gpu else (2, 1, 16)
+    lengths, beams = [2 * SPLIT_TOKENS + 77, 65, 600], [50, 7, 1] if lane.gpu else [9, 5, 1]
+    pages = max(lengths) // 64 + 1
+    rows, base = sum(beams), (len(lengths) * pages + 1) * 64
+    k, v = (data.normal(base + 2 * rows, kv_heads, dim) for _ in range(2))
+    table = data.permutation(len(lengths) * pages).reshape(len(lengths), pages).int() + 1
+    q, ancestors = data.normal(rows, heads, dim), data.integers(2, rows, high=rows).int()
+    tile = rows_per_tile(heads, kv_heads)
+    length = torch.tensor(lengths, dtype=torch.int32, device=lane.device)
+
+    def call(requests: slice, part: slice, across: bool) -> torch.Tensor:
+        tiles = _tiles(beams[requests], tile, lane.device)
+        own = ancestors[:, part].contiguous()
+        return shared_prefix_attention_triton(
+            q[part].contiguous(), k, v, table[requests].contiguous(), 64, length[requests].contiguous(), tiles,
+            tile, base, rows, 2, own, dim**-0.5, 1.0, 1.0, across=across,
+        )  # fmt: skip
+
+    everything = slice(0, len(lengths))
+    whole = call(everything, slice(0, rows), True)
+    different = [] if torch.equal(call(everything, slice(0, rows), False), whole) else ["splits in turn"]
+    start = 0
+    for request, count in enumerate(beams):
+        part = slice(start, start + count)
+        for across in (True, False):
+            if not torch.equal(call(slice(request, request + 1), part, across), whole[part]):
+                different.append(f"request {request} alone, parallel splits {across}")
+        start += count
+    return different
+
+
+def _judge_prefill(lane: Lane) -> dict[str, list[str]]:
+    """A cold prefill and a warm one, cached prefixes of several lengths."""
+    data = _data(lane)
+    heads, kv_heads, dim = (16, 8, 128) if lane.gpu else (2, 1, 16)
+    length = 1003 if lane.gpu else 203
+    pages = length // 64 + 1
+    k, v = (data.normal((pages + 1) * 64, kv_heads, dim) for _ in range(2))
+    table = data.permutation(pages).reshape(1, pages).int() + 1
+    q, tile = data.normal(length, heads, dim), rows_per_tile(heads, kv_heads)
+    position = torch.arange(length, dtype=torch.int32, device=lane.device)
+    kv_len = torch.tensor([length], dtype=torch.int32, device=lane.device)
+    kernels = {"paged_prefill_attention (triton)": paged_prefill_attention_triton}
+    if not lane.gpu:
+        kernels["paged_prefill_attention (torch)"] = paged_prefill_attention
+    found: dict[str, list[str]] = {}
+    for name, kernel in kernels.items():
+
+        def call(cached: int, kernel: Callable[..., torch.Tensor] = kernel) -> torch.Tensor:
+            tiles = _tiles([length - cached], tile, lane.device)
+            part = (q[cached:].contiguous(), k, v, table, 64, kv_len, position[cached:].contiguous())
+            return kernel(*part, tiles, tile, dim**-0.5, 1.0, 1.0)
+
+        cold = call(0)
+        found[name] = [f"{n} cached" for n in (1, 63, 64, 100, length - 1) if not torch.equal(call(n), cold[n:])]
+    return found
+
+
+def run(lanes: Sequence[Lane]) -> list[Check]:
+    """One check for each kernel whose rows must not see their neighbours, on each lane."""
+    checks = []
+    for lane in lanes:
+        found = _judge_products(lane) | _judge_prefill(lane)
+        found["shared_prefix_attention (triton)"] = _judge_decode(lane)
+        dtype = str(lane.dtype).removeprefix("torch.")
+        for name, different in found.items():
+            title = f"row invariance: {name}, {dtype}, {lane.device.type}"
+            outcome = Outcome.FAIL if different else Outcome.PASS
+            summary = "rows alone, in other batches and at other places: the same bits"
+            reason = f"{len(different)} differ: {'; '.join(different[:5])}" if different else ""
+            checks.append(Check(SUITE, title, outcome, summary, reason=reason, repeat="flashrec-harness kernel"))
+    return checks

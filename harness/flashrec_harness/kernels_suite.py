@@ -1,0 +1,137 @@
+"""The ``kernel`` suite: every registered device kernel equals its reference (HARNESS.md, kernel)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import hypothesis
+import torch
+
+from flashrec.kernels._triton import MODE, TritonMode
+from flashrec.kernels.registry import REGISTRY, Kernel, KernelSpec
+from flashrec_harness import hardware, kernel_compile, kernel_invariance
+from flashrec_harness.kernel_cases import CASES, KernelCase, Lane
+from flashrec_harness.kernel_check import Verdict, check_case
+from flashrec_harness.outcome import Check, Outcome, SuiteContext
+
+SUITE = "kernel"
+_REPEAT = "flashrec-harness kernel"
+_INTERPRETER_REASON = (
+    "Triton's interpreter is silently wrong for bf16 and FP8 arithmetic and casts; a GPU must judge them"
+)
+
+
+@dataclass(slots=True)
+class Tally:
+    """All cases of one implementation on one lane."""
+
+    cases: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    worst: Verdict | None = None
+    codes_apart: int = 0
+    failed: Verdict | None = None
+
+    def add(self, verdict: Verdict) -> None:
+        self.cases += 1
+        self.codes_apart += verdict.codes_apart
+        if self.worst is None or verdict.worst > self.worst.worst:
+            self.worst = verdict
+        if not verdict.passed:
+            self.failed = verdict
+
+
+class _CaseFailed(AssertionError):
+    """Tells hypothesis that an example failed, so that it looks for a smaller one."""
+
+
+def lanes() -> list[Lane]:
+    """What this machine can judge: bf16 and float32 on a GPU, float32 in Triton's interpreter without one."""
+    if MODE is TritonMode.DEVICE:
+        device = torch.device("cuda")
+        return [Lane(device, torch.bfloat16), Lane(device, torch.float32)]
+    return [Lane(torch.device("cpu"), torch.float32)]
+
+
+def judge(
+    spec: KernelSpec, name: str, kernel: Kernel, lane: Lane, *, examples: int, seed: int | None = None
+) -> Tally:
+    """Draws ``examples`` cases and checks each; the first failure is shrunk. ``seed`` ``None``: the same draw."""
+    tally = Tally()
+
+    @hypothesis.settings(
+        max_examples=examples,
+        derandomize=seed is None,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        report_multiple_bugs=False,
+        verbosity=hypothesis.Verbosity.quiet,
+    )
+    @hypothesis.given(CASES[spec.name](lane))
+    def every_case(case: KernelCase) -> None:
+        if name in case.unfit:
+            reason = case.unfit[name]
+            tally.skipped[reason] = tally.skipped.get(reason, 0) + 1
+            return
+        verdict = check_case(spec, kernel, case, replay=lane.gpu)
+        tally.add(verdict)
+        if not verdict.passed:
+            raise _CaseFailed("; ".join(verdict.failures))
+
+    drawn = every_case if seed is None else hypothesis.seed(seed)(every_case)
+    try:
+        drawn()
+    except _CaseFailed:
+        assert tally.failed is not None
+    return tally
+
+
+def check_of(spec: KernelSpec, name: str, lane: Lane, tally: Tally) -> Check:
+    """The verdict on one implementation."""
+    dtype = str(lane.dtype).removeprefix("torch.")
+    title = f"{spec.name} ({name}, {dtype}, {lane.device.type})"
+    if tally.failed is not None:
+        reason = f"{tally.failed.case}: {'; '.join(tally.failed.failures)}"
+        summary = f"wrong on the smallest case found, after {tally.cases} cases"
+        return Check(SUITE, title, Outcome.FAIL, summary, reason=reason, repeat=_REPEAT)
+    if tally.worst is None:
+        reason = "; ".join(tally.skipped) or "no case was drawn"
+        return Check(SUITE, title, Outcome.NOT_RUN, "no case was judged", reason=reason, repeat=_REPEAT)
+    how = "eager and graph replay" if lane.gpu else "interpreter: index and mask logic"
+    summary = (
+        f"{tally.cases} cases, {how}; largest error {tally.worst.worst_error:.2g}, "
+        f"{tally.worst.worst:.0%} of its measured bound; {tally.codes_apart} FP8 codes one apart"
+    )
+    data = {"cases": tally.cases, "worst_of_bound": tally.worst.worst, "worst_case": tally.worst.case}
+    return Check(SUITE, title, Outcome.PASS, summary, data=data, repeat=_REPEAT)
+
+
+def _judge_lane(lane: Lane, ctx: SuiteContext) -> list[Check]:
+    examples = (20 if lane.dtype == torch.bfloat16 else 8) if lane.gpu else (8 if ctx.quick else 20)
+    checks = []
+    for spec in REGISTRY.values():
+        for name, kernel in spec.implementations.items():
+            started = time.monotonic()
+            tally = judge(spec, name, kernel, lane, examples=examples)
+            checks.append(check_of(spec, name, lane, tally))
+            checks[-1].seconds = time.monotonic() - started
+    return checks
+
+
+def run(ctx: SuiteContext) -> list[Check]:
+    """Walks the registry on every lane of this machine; what needs a GPU is ``not run`` without one."""
+    if MODE in (TritonMode.ABSENT, TritonMode.UNUSABLE):
+        reason = f"Triton is {MODE.value} in this process; set TRITON_INTERPRET=1 or install triton"
+        return [Check(SUITE, "registry", Outcome.NOT_RUN, "no kernel was judged", reason=reason)]
+    checks = [check for lane in lanes() for check in _judge_lane(lane, ctx)]
+    checks += kernel_invariance.run(lanes())
+    if MODE is TritonMode.INTERPRETER:
+        reason = f"{hardware.missing_gpu_reason()}; {_INTERPRETER_REASON}"
+        names = ", ".join(REGISTRY)
+        checks.append(
+            Check(SUITE, "bf16 and FP8 numerics, graph replay", Outcome.NOT_RUN, names, reason=reason)
+        )
+        checks.append(kernel_compile.check())
+    return checks
