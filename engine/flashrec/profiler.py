@@ -198,10 +198,10 @@ class Profiler:
 
     def on_wave_end(self) -> None:
         """Told after each wave: the only place where ``num_steps`` ends a capture."""
-        wanted = None if self._options is None else self._options.num_steps
-        if wanted is not None and self._first_pass is not None:
-            if self.forward_passes - self._first_pass >= wanted:
-                self.stop()
+        if self._options is None or self._options.num_steps is None or self._first_pass is None:
+            return
+        if self.forward_passes - self._first_pass >= self._options.num_steps:
+            self.stop()
 
     def wait(self, timeout: float) -> bool:
         """Wait until no file is being written; False after ``timeout`` seconds."""
@@ -264,12 +264,21 @@ class Profiler:
         logger.error("trace abandoned: %s", self._error)
 
 
+@functools.cache
+def preload() -> None:
+    """Import what torch's profiler would import at its first start, on the engine thread: it takes seconds.
+
+    Imported inside a recording, a module's code object is freed before ``with_stack`` reads its name: the
+    first trace of a process then held garbage (torch 2.13, 2026-11-29).
+    """
+    for name in ("torch._inductor.config", "torch.profiler._cupti_monitor"):
+        with contextlib.suppress(ModuleNotFoundError):  # private names; other versions have other ones
+            importlib.import_module(name)
+
+
 def start_recording(options: ProfileOptions) -> torch.profiler.profile:
     """A running torch profile of all threads. Raises what torch raises, a :class:`RuntimeError`."""
-    with contextlib.suppress(ImportError):
-        # torch 2.13 would import it inside the recording; with_stack then reads the name of its module's
-        # code object after that is freed (a garbage name in the first trace, seen 2026-11-29).
-        importlib.import_module("torch.profiler._cupti_monitor")
+    preload()
     recording = torch.profiler.profile(
         activities=options.torch_activities(),
         with_stack=options.with_stack,

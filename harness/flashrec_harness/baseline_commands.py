@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flashrec_harness import baselines, stats
 from flashrec_harness.outcome import ExitCode
 from flashrec_harness.report.terminal import rows_table
 
@@ -25,6 +24,8 @@ def _files(path: Path) -> list[Path]:
 @app.command()
 def show(path: Directory = Path("baselines")) -> None:
     """Print centre, noise band and history of each baseline."""
+    from flashrec_harness import baselines, stats
+
     for file in _files(path):
         baseline = baselines.load(file)
         rows = [
@@ -45,6 +46,8 @@ def show(path: Directory = Path("baselines")) -> None:
 @app.command()
 def verify(path: Directory = Path("baselines")) -> None:
     """Recompute every summary and digest; exit code 1 if a file was edited."""
+    from flashrec_harness import baselines
+
     broken = 0
     for file in _files(path):
         try:

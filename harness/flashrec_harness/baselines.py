@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flashrec.errors import FlashRecError
 from flashrec_harness import stats
 from flashrec_harness.environment import Commit, differing_keys
 from flashrec_harness.hardware import device_slug
@@ -28,7 +29,7 @@ Samples = dict[Cell, dict[Metric, list[float]]]
 """Process medians of one session: cell -> metric -> one value per process, in order."""
 
 
-class BaselineError(Exception):
+class BaselineError(FlashRecError):
     """A baseline is malformed, was edited, or may not be written; the message says which and why."""
 
 
@@ -196,8 +197,7 @@ def wider_bands(old: Baseline, new: Baseline) -> list[str]:
     """Metrics whose noise band would grow, with both half-widths in percent."""
     before, after = _fixed(old.summary()), _fixed(new.summary())
     return [
-        f"{cell} {metric}: {stats.percent(before[cell][metric]['band']):.1f} % -> "
-        f"{stats.percent(values['band']):.1f} %"
+        f"{cell} {metric}: {stats.percent(before[cell][metric]['band']):.1f} % -> {stats.percent(values['band']):.1f} %"
         for cell, metrics in after.items()
         for metric, values in metrics.items()
         if metric in before.get(cell, {}) and values["band"] > before[cell][metric]["band"]
@@ -239,9 +239,7 @@ def update(
         raise BaselineError("baseline not written: the sessions measured different cells or metrics")
     old = load(path) if path.exists() else None
     if old is not None and not accept_wider and (wider := wider_bands(old, fresh)):
-        raise BaselineError(
-            f"baseline not written: wider band ({'; '.join(wider)}); --accept-wider allows it"
-        )
+        raise BaselineError(f"baseline not written: wider band ({'; '.join(wider)}); --accept-wider allows it")
     entry = {"commit": commit.sha, "reason": reason.strip(), "run_id": fresh.sessions[-1].run_id}
     fresh.history = [*(old.history if old else []), entry]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -256,9 +254,7 @@ def describe_change(old: Baseline | None, new: Baseline) -> list[str]:
     for cell, metrics in new.summary().items():
         for metric, values in metrics.items():
             was = before.get(cell, {}).get(metric)
-            change = (
-                f" ({stats.percent(stats.log_ratio(values['centre'], was['centre'])):+.1f} %)" if was else ""
-            )
+            change = f" ({stats.percent(stats.log_ratio(values['centre'], was['centre'])):+.1f} %)" if was else ""
             start = f"{was['centre']:.4g} -> " if was else ""
             lines.append(f"{cell} {metric}: {start}{values['centre']:.4g}{change}")
     return lines

@@ -6,7 +6,6 @@ Exit codes (SPEC H2): 0 nothing failed, 1 a failure, 2 usage, 4 invalid or incon
 
 from __future__ import annotations
 
-import importlib
 import shlex
 import sys
 from pathlib import Path
@@ -17,7 +16,8 @@ from rich.console import Console
 
 from flashrec.errors import FlashRecError
 from flashrec_harness import options as opt
-from flashrec_harness.baselines import BaselineError
+from flashrec_harness.baseline_commands import app as baseline_app
+from flashrec_harness.checkpoints.cli import app as checkpoint_app
 from flashrec_harness.hardware import DeviceBusyError, device_lock
 from flashrec_harness.outcome import Check, ExitCode, SuiteContext, SuiteFn, exit_code
 from flashrec_harness.report import terminal
@@ -226,25 +226,49 @@ def compare(
     raise typer.Exit(comparison.show(load(before), load(after), _console))
 
 
-def _mount(name: str, module: str, attribute: str) -> None:
-    """Mount another module's command or group under ``name``."""
-    found = getattr(importlib.import_module(module), attribute)
-    if isinstance(found, typer.Typer):
-        app.add_typer(found, name=name)
-    else:
-        app.command(name)(found)
+@app.command(name="eval")
+def evaluate(
+    model_path: opt.ModelPath = None,
+    sid_vocab_file: opt.SidVocabFile = None,
+    sid: opt.Sid = None,
+    sequences: opt.Sequences = None,
+    n: Annotated[int, typer.Option("--n", min=1, help="Recommendations per user.")] = 10,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first users.")] = None,
+) -> None:
+    """HR@k and NDCG@k on held-out histories, and the rates of invalid and duplicate answers."""
+    from flashrec_harness import evaluation
+
+    context = _context(model_path, sid_vocab_file, sid, sequences, None, False, False, 0)
+    found = evaluation.evaluate(context, n=n, limit=limit)
+    title = f"{context.model_path.name}: {found.rows} users, n = {n}"
+    _console.print(terminal.rows_table(title, evaluation.rows(found)))
 
 
-_mount("baseline", "flashrec_harness.baseline_commands", "app")
-_mount("eval", "flashrec_harness.evaluation", "command")
-_mount("repro", "flashrec_harness.repro", "command")
-_mount("make-checkpoint", "flashrec_harness.checkpoints.cli", "app")
+@app.command()
+def repro(
+    file: Annotated[Path, typer.Argument(help="A bundle that a suite saved.", exists=True)],
+) -> None:
+    """Replay a failing request. Exit code 1 while it still differs from the reference (or from itself)."""
+    from flashrec_harness import repro as bundles
+
+    bundle = bundles.load_bundle(file)
+    again = bundles.replay(bundle)
+    rows = bundles.compare(bundle, again)
+    _console.print(f"{bundle.suite}: {bundle.reason}", markup=False)
+    _console.print(terminal.rows_table("beams", rows))
+    as_then = [dict(beam) for beam in bundle.observed] == again
+    _console.print(f"the bits observed then: {'the same again' if as_then else 'different now'}", markup=False)
+    raise typer.Exit(ExitCode.OK if all(row["same"] for row in rows) else ExitCode.FAILED)
+
+
+app.add_typer(baseline_app, name="baseline")
+app.add_typer(checkpoint_app, name="make-checkpoint")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: a user's error is one line and exit code 2."""
     try:
         app(args=arguments)
-    except (FlashRecError, BaselineError, DeviceBusyError, FileNotFoundError) as error:
+    except (FlashRecError, DeviceBusyError, FileNotFoundError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE) from None

@@ -69,9 +69,18 @@ def distance(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def compare(
-    out: torch.Tensor, exact: torch.Tensor, eager: torch.Tensor, rule: Rule, *, codes_apart: float = CODES_APART
+    out: torch.Tensor,
+    exact: torch.Tensor,
+    eager: torch.Tensor,
+    rule: Rule,
+    *,
+    codes_apart: float = CODES_APART,
+    code_steps: int = 1,
 ) -> Agreement:
-    """Judges ``out`` by ``rule``. ``exact`` is not looked at by the rules that compare with ``eager`` alone."""
+    """Judges ``out`` by ``rule``. ``exact`` is not looked at by the rules that compare with ``eager`` alone.
+
+    FP8 codes may be ``code_steps`` apart in a share ``codes_apart`` of the elements.
+    """
     if out.shape != eager.shape or out.dtype != eager.dtype:
         found = f"{tuple(out.shape)} {out.dtype}, expected {tuple(eager.shape)} {eager.dtype}"
         return Agreement(rule, float("inf"), 0.0, failure=f"shape or dtype: {found}")
@@ -80,7 +89,7 @@ def compare(
     if rule is Rule.BITWISE:
         return _bitwise(out, eager)
     if rule is Rule.CODES:
-        return _codes(out, eager, codes_apart)
+        return _codes(out, eager, codes_apart, code_steps)
     return _measured(out, exact, eager)
 
 
@@ -111,18 +120,21 @@ def _code_order(codes: torch.Tensor) -> torch.Tensor:
     return torch.where(bits >= 0x80, -magnitude, magnitude)
 
 
-def _codes(out: torch.Tensor, eager: torch.Tensor, limit: float) -> Agreement:
+def _codes(out: torch.Tensor, eager: torch.Tensor, limit: float, steps_allowed: int) -> Agreement:
     if bool(torch.isnan(out.float()).any()):
         return Agreement(Rule.CODES, float("inf"), 1.0, failure="NaN codes")
     steps = (_code_order(out) - _code_order(eager)).abs()
     furthest, apart = int(steps.max()), int((steps > 0).sum())
-    detail = f"{apart} of {out.numel()} codes one apart"
+    detail = f"{apart} of {out.numel()} codes apart"
     failure = ""
-    if furthest > 1:
+    apart_values = distance(out.float(), eager.float())
+    if furthest > steps_allowed:
         failure = f"a code is {furthest} apart"
-    elif apart > limit * out.numel():
+    elif apart > max(limit * out.numel(), float(limit > 0)):
         failure = f"{detail}: more than {limit:.0%}"
-    return Agreement(Rule.CODES, float(furthest), 1.0, failure, detail)
+    elif steps_allowed == 1 and apart_values > DISTANCE_BOUND[out.dtype]:
+        failure = f"distance {apart_values:.3g} above {DISTANCE_BOUND[out.dtype]:.0e}"
+    return Agreement(Rule.CODES, float(furthest), float(steps_allowed), failure, detail)
 
 
 def _bitwise(out: torch.Tensor, eager: torch.Tensor) -> Agreement:

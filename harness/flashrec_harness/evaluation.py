@@ -1,25 +1,16 @@
-"""``flashrec-harness eval``: how good a checkpoint's recommendations are on held-out histories."""
+"""How good a checkpoint's recommendations are on held-out histories: ``flashrec-harness eval``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
-
-import typer
-from rich.console import Console
 
 from flashrec import Engine, EngineConfig, Request, Result
 from flashrec.errors import CatalogError
-from flashrec_harness import options as opt
 from flashrec_harness import quality
 from flashrec_harness.material import Material, Prompt, load_material
 from flashrec_harness.outcome import SuiteContext
-from flashrec_harness.report.terminal import rows_table
-from flashrec_harness.targets import resolve_catalog, resolve_model
 
 _CUTOFFS = (1, 3, 5, 10)
-_console = Console()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +70,11 @@ def _rank(material: Material, sid: tuple[int, ...] | None) -> int:
     return -1 if sid is None else int(material.catalog.rank([sid])[0])
 
 
-def command(
-    model_path: opt.ModelPath = None,
-    sid_vocab_file: opt.SidVocabFile = None,
-    sid: opt.Sid = None,
-    sequences: opt.Sequences = None,
-    n: Annotated[int, typer.Option("--n", min=1, help="Recommendations per user.")] = 10,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first users.")] = None,
-) -> None:
-    """HR@k and NDCG@k on held-out histories, and the rates of invalid and duplicate answers."""
-    model: Path = resolve_model(model_path)
-    context = SuiteContext(
-        model_path=model, sid_vocab_file=resolve_catalog(model, sid_vocab_file), sid=sid, sequences=sequences
-    )
-    found = evaluate(context, n=n, limit=limit)
-    rows: list[dict[str, object]] = [{"metric": name, "value": value} for name, value in found.figures.items()]
-    rows += [
+def rows(found: Evaluation) -> list[dict[str, object]]:
+    """The figures as table rows."""
+    table: list[dict[str, object]] = [{"metric": name, "value": value} for name, value in found.figures.items()]
+    return [
+        *table,
         {"metric": "invalid rate", "value": found.invalid_rate},
         {"metric": "duplicate rate", "value": found.duplicate_rate},
     ]
-    _console.print(rows_table(f"{model.name}: {found.rows} users, n = {n}", rows))

@@ -87,20 +87,20 @@ def _judge(
     verdict: Verdict, produced: Sequence[Output], truth: Sequence[Output], expected: Sequence[Output]
 ) -> None:
     for ours, exact, eager in zip(produced, truth, expected, strict=True):
-        agreement = compare(
-            ours.tensor, exact.tensor, eager.tensor, eager.rule, codes_apart=eager.codes_apart
-        )
-        verdict.note(ours.name, agreement)
-        if _nonzero(eager.tensor):
-            zeros = compare(
-                torch.zeros_like(eager.tensor),
-                exact.tensor,
-                eager.tensor,
-                eager.rule,
-                codes_apart=eager.codes_apart,
-            )
-            if zeros.passed:
-                verdict.failures.append(f"{ours.name}: zeros would pass, so this case shows nothing")
+        verdict.note(ours.name, _agreement(ours.tensor, exact, eager))
+        if _nonzero(eager.tensor) and _agreement(torch.zeros_like(eager.tensor), exact, eager).passed:
+            verdict.failures.append(f"{ours.name}: zeros would pass, so this case shows nothing")
+
+
+def _agreement(tensor: torch.Tensor, exact: Output, eager: Output) -> Agreement:
+    return compare(
+        tensor,
+        exact.tensor,
+        eager.tensor,
+        eager.rule,
+        codes_apart=eager.codes_apart,
+        code_steps=eager.code_steps,
+    )
 
 
 def _nonzero(tensor: torch.Tensor) -> bool:

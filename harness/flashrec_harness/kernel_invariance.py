@@ -42,14 +42,14 @@ def _data(lane: Lane) -> Draws:
 
 
 def _products(lane: Lane) -> dict[str, Product]:
-    if not lane.gpu:
+    if not lane.compiled:
         return {"linear (torch)": linear}
     products = {"linear (triton)": linear_triton}
     return products | ({"linear (cublaslt)": linear_cublas} if lane.dtype == torch.bfloat16 else {})
 
 
 def _fp8_products(lane: Lane) -> dict[str, Callable[..., torch.Tensor]]:
-    if not lane.gpu:
+    if not lane.compiled:
         return {"linear_fp8 (torch)": linear_fp8}
     products = {"linear_fp8 (triton)": linear_fp8_triton}
     scaled = {"linear_fp8 (torch._scaled_mm)": linear_fp8_scaled_mm}
@@ -59,7 +59,7 @@ def _fp8_products(lane: Lane) -> dict[str, Callable[..., torch.Tensor]]:
 def _judge_products(lane: Lane) -> dict[str, list[str]]:
     """Differences by product name, over this lane's weights and batches."""
     data = _data(lane)
-    weights, batches = (_GPU_WEIGHTS, _GPU_BATCHES) if lane.gpu else (_CPU_WEIGHTS, _CPU_BATCHES)
+    weights, batches = (_GPU_WEIGHTS, _GPU_BATCHES) if lane.compiled else (_CPU_WEIGHTS, _CPU_BATCHES)
     total = max(batches) + 1
     found: dict[str, list[str]] = {name: [] for name in (*_products(lane), *_fp8_products(lane))}
     for outs, size in weights:
@@ -86,8 +86,8 @@ def _tiles(rows: Sequence[int], tile: int, device: torch.device) -> RowTiles:
 def _judge_decode(lane: Lane) -> list[str]:
     """A request alone and in a mixed wave, splits in parallel and in turn."""
     data = _data(lane)
-    heads, kv_heads, dim = (16, 8, 128) if lane.gpu else (2, 1, 16)
-    lengths, beams = [2 * SPLIT_TOKENS + 77, 65, 600], [50, 7, 1] if lane.gpu else [9, 5, 1]
+    heads, kv_heads, dim = (16, 8, 128) if lane.compiled else (2, 1, 16)
+    lengths, beams = [2 * SPLIT_TOKENS + 77, 65, 600], [50, 7, 1] if lane.compiled else [9, 5, 1]
     pages = max(lengths) // 64 + 1
     rows, base = sum(beams), (len(lengths) * pages + 1) * 64
     k, v = (data.normal(base + 2 * rows, kv_heads, dim) for _ in range(2))
@@ -120,8 +120,8 @@ def _judge_decode(lane: Lane) -> list[str]:
 def _judge_prefill(lane: Lane) -> dict[str, list[str]]:
     """A cold prefill and a warm one, cached prefixes of several lengths."""
     data = _data(lane)
-    heads, kv_heads, dim = (16, 8, 128) if lane.gpu else (2, 1, 16)
-    length = 1003 if lane.gpu else 203
+    heads, kv_heads, dim = (16, 8, 128) if lane.compiled else (2, 1, 16)
+    length = 1003 if lane.compiled else 203
     pages = length // 64 + 1
     k, v = (data.normal((pages + 1) * 64, kv_heads, dim) for _ in range(2))
     table = data.permutation(pages).reshape(1, pages).int() + 1
@@ -129,7 +129,7 @@ def _judge_prefill(lane: Lane) -> dict[str, list[str]]:
     position = torch.arange(length, dtype=torch.int32, device=lane.device)
     kv_len = torch.tensor([length], dtype=torch.int32, device=lane.device)
     kernels = {"paged_prefill_attention (triton)": paged_prefill_attention_triton}
-    if not lane.gpu:
+    if not lane.compiled:
         kernels["paged_prefill_attention (torch)"] = paged_prefill_attention
     found: dict[str, list[str]] = {}
     for name, kernel in kernels.items():

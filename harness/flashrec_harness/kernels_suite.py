@@ -49,8 +49,8 @@ def lanes() -> list[Lane]:
     """What this machine can judge: bf16 and float32 on a GPU, float32 in Triton's interpreter without one."""
     if MODE is TritonMode.DEVICE:
         device = torch.device("cuda")
-        return [Lane(device, torch.bfloat16), Lane(device, torch.float32)]
-    return [Lane(torch.device("cpu"), torch.float32)]
+        return [Lane(device, dtype, compiled=True) for dtype in (torch.bfloat16, torch.float32)]
+    return [Lane(torch.device("cpu"), torch.float32, compiled=False)]
 
 
 def judge(
@@ -75,7 +75,7 @@ def judge(
             reason = case.unfit[name]
             tally.skipped[reason] = tally.skipped.get(reason, 0) + 1
             return
-        verdict = check_case(spec, kernel, case, replay=lane.gpu)
+        verdict = check_case(spec, kernel, case, replay=lane.compiled)
         tally.add(verdict)
         if not verdict.passed:
             raise _CaseFailed("; ".join(verdict.failures))
@@ -99,7 +99,7 @@ def check_of(spec: KernelSpec, name: str, lane: Lane, tally: Tally) -> Check:
     if tally.worst is None:
         reason = "; ".join(tally.skipped) or "no case was drawn"
         return Check(SUITE, title, Outcome.NOT_RUN, "no case was judged", reason=reason, repeat=_REPEAT)
-    how = "eager and graph replay" if lane.gpu else "interpreter: index and mask logic"
+    how = "eager and graph replay" if lane.compiled else "interpreter: index and mask logic"
     summary = (
         f"{tally.cases} cases, {how}; largest error {tally.worst.worst_error:.2g}, "
         f"{tally.worst.worst:.0%} of its measured bound; {tally.codes_apart} FP8 codes one apart"
@@ -109,7 +109,7 @@ def check_of(spec: KernelSpec, name: str, lane: Lane, tally: Tally) -> Check:
 
 
 def _judge_lane(lane: Lane, ctx: SuiteContext) -> list[Check]:
-    examples = (20 if lane.dtype == torch.bfloat16 else 8) if lane.gpu else (8 if ctx.quick else 20)
+    examples = (20 if lane.dtype == torch.bfloat16 else 8) if lane.compiled else (8 if ctx.quick else 20)
     checks = []
     for spec in REGISTRY.values():
         for name, kernel in spec.implementations.items():

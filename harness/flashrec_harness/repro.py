@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
-from rich.console import Console
+from typing import Any
 
 from flashrec import Beam, Engine, EngineConfig, Request, Result, ScoreSpace
+from flashrec.errors import FlashRecError
 from flashrec_harness.environment import content_digest, model_digest
-from flashrec_harness.outcome import ExitCode
-from flashrec_harness.report.terminal import rows_table
 
 SCHEMA = 1
-_console = Console()
 
 
-class BundleError(ValueError):
+class BundleError(FlashRecError):
     """A bundle is malformed, or the checkpoint or catalog beside it is not the one it was made with."""
 
 
@@ -123,35 +119,18 @@ def replay(bundle: Bundle) -> list[dict[str, Any]]:
     return [beam_record(beam) for beam in result.beams]
 
 
-def command(
-    file: Annotated[Path, typer.Argument(help="A bundle that a suite saved.", exists=True)],
-) -> None:
-    """Replay a failing request. Exit code 1 while it still differs from the reference (or from itself)."""
-    bundle = load_bundle(file)
-    _console.print(f"{bundle.suite}: {bundle.reason}", markup=False)
-    again = replay(bundle)
+def compare(bundle: Bundle, again: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rank by rank: what the reference wants (without one, what was observed) and what the replay gave."""
     wanted = list(bundle.expected) or list(bundle.observed)
-    rows = [
+    return [
         {
-            "rank": rank + 1,
-            "wanted": list(want["token_ids"]) if want else None,
-            "now": got["token_ids"] if got else None,
+            "rank": rank,
+            "wanted": want and list(want["token_ids"]),
+            "now": got and list(got["token_ids"]),
             "same": _same(want, got),
         }
-        for rank, (want, got) in enumerate(_aligned(wanted, again))
+        for rank, (want, got) in enumerate(itertools.zip_longest(wanted, again), start=1)
     ]
-    _console.print(rows_table("beams", rows[:20]))
-    same = all(row["same"] for row in rows)
-    as_observed = [dict(beam) for beam in bundle.observed] == again
-    _console.print(f"bits as observed then: {'yes' if as_observed else 'no'}; as wanted: {'yes' if same else 'no'}")
-    raise typer.Exit(ExitCode.OK if same else ExitCode.FAILED)
-
-
-def _aligned(
-    wanted: Sequence[Mapping[str, Any]], got: Sequence[Mapping[str, Any]]
-) -> list[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]:
-    size = max(len(wanted), len(got))
-    return [(wanted[i] if i < len(wanted) else None, got[i] if i < len(got) else None) for i in range(size)]
 
 
 def _same(want: Mapping[str, Any] | None, got: Mapping[str, Any] | None) -> bool:

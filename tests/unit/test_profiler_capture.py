@@ -203,12 +203,12 @@ def test_nothing_is_imported_while_recording_starts(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; import torch\n"
         "from flashrec.profiler import ProfileOptions, start_recording\n"
-        "real, imported = torch.profiler.profile.start, set()\n"
+        "real, before = torch.profiler.profile.start, set()\n"
         "def start(recording):\n"
-        "    before = set(sys.modules); real(recording); imported.update(set(sys.modules) - before)\n"
+        "    before.update(sys.modules); real(recording)\n"
         "torch.profiler.profile.start = start\n"
         "start_recording(ProfileOptions(output_dir=Path('.'))).stop()\n"
-        "sys.stdout.write(f'imported: {sorted(imported)}')\n"
+        "sys.stdout.write(f'imported: {sorted(set(sys.modules) - before)}')\n"
     )
     environment = os.environ | {"PYTHONPATH": "engine"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment, check=True)

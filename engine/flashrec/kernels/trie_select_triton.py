@@ -76,12 +76,12 @@ def threshold_kernel(
     low = tl.min(tl.where(live, best, 0x7FFFFFFFFFFFFFFF), axis=0)
     high = tl.max(best, axis=0)
     reached = tl.sum(live.to(tl.int32), axis=0)
-    if reached < width:
-        low = low * 0 + (NO_KEY + 1)
-        reached = 0
+    few = reached < width
+    low = tl.where(few, NO_KEY + 1, low)
+    reached = tl.where(few, 0, reached)
     # Between equal scores the bisection would go through the bits of the rank: a quarter more stops it before.
-    enough_peaks = width + (width + 3) // 4
-    while (low < high) & (reached > enough_peaks):
+    most = width + (width + 3) // 4
+    while (low < high) & (reached > most):
         # The average, rounded up, without an overflow.
         middle = (low | high) - ((low ^ high) >> 1)
         above = tl.sum((best >= middle).to(tl.int32), axis=0)
@@ -123,11 +123,11 @@ def collect_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
+    group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
+    best = tl.max(tl.load(peaks + row * groups + group, mask=group < groups, other=NO_KEY), axis=0)
     owner, begin, inside = row_span(row, request, spans, requests)
     if inside & (tl.load(spans + 3 * requests + owner) > 0):
         cut = tl.load(threshold + owner)
-        group = block * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
-        best = tl.max(tl.load(peaks + row * groups + group, mask=group < groups, other=NO_KEY), axis=0)
         if best >= cut:
             slot = block * BLOCK + tl.arange(0, BLOCK)
             held = tl.load(bits + row * slots + slot, mask=slot < slots, other=NO_SCORE)

@@ -49,7 +49,8 @@ class Admission:
         """Pick the next wave from ``waiting``, oldest first, and give its members their pages.
 
         The oldest request is always in; others of its depth and score space follow by longest cached
-        prefix, then age, while rows, requests and pages last. Nobody is starved: each wave takes the head.
+        prefix, then age, while rows, requests and pages last. Nobody is starved: each wave takes the head, and
+        when a wave in flight holds the pages that the head needs, there is no next wave yet.
         """
         head = waiting[0]
         rest = [member for member in waiting[1:] if member.key == head.key]
@@ -64,6 +65,8 @@ class Admission:
                 admitted.append(member)
                 rows += member.width
                 keys += member.filter_keys
+            elif member is head:
+                break
         return admitted
 
     def finish(self, members: Sequence[Member], *, keep: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 from flashrec.errors import DeadlineError, EngineFault, QueueFullError
 from flashrec.profiler import ProfileOptions, trace_range
 from flashrec.request import Request, Result
-from flashrec.runtime.engine import Engine
+from flashrec.runtime.engine import Engine, Flight
 from flashrec.runtime.member import Member
 
 logger = logging.getLogger(__name__)
@@ -34,13 +35,16 @@ class Scheduler:
 
     All methods may be called from any thread. Waves are formed by :class:`~flashrec.runtime.admission.Admission`
     from whatever waits when the engine is free, so a wave never waits for company; cancelled and expired
-    requests are dropped before they take a row.
+    requests are dropped before they take a row. On a GPU the next wave is launched while one runs, so that its
+    host work is hidden.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._waiting: list[Ticket] = []
         self._running: list[Ticket] = []
+        self._flights: deque[tuple[list[Ticket], Flight]] = deque()
+        self._depth = 2 if engine.parts.device.type == "cuda" and not engine.config.record_ledger else 1
         self._calls: list[Callable[[], None]] = []
         self._state = threading.Condition()
         self._stopping = False
@@ -133,6 +137,7 @@ class Scheduler:
         try:
             while self._turn():
                 pass
+            self._fail_all(EngineFault("the engine is shut down"))
         except BaseException as error:
             logger.exception("the engine failed")
             self._fail_all(EngineFault(f"the engine failed: {type(error).__name__}: {error}"))
@@ -140,17 +145,20 @@ class Scheduler:
     def _turn(self) -> bool:
         """Wait for something to do and do it; False when the thread should end."""
         with self._state:
-            with trace_range("flashrec.batch.wait"):
-                self._state.wait_for(lambda: self._waiting or self._calls or self._stopping, self._patience())
+            if not self._flights:
+                with trace_range("flashrec.batch.wait"):
+                    self._state.wait_for(lambda: self._waiting or self._calls or self._stopping, self._patience())
             calls, self._calls = self._calls, []
             self._drop_stale()
             stop = self._stopping and not self._waiting
-            self._admit()
+            wave = self._admit() if not calls else []
+        if wave:
+            self._flights.append((wave, self.engine.launch([ticket.member for ticket in wave])))
+        while self._flights and (calls or not wave or len(self._flights) == self._depth):
+            self._land(*self._flights.popleft())
         for call in calls:
             call()
-        if self._running:
-            self._run()
-        return not stop or bool(calls)
+        return not stop or bool(calls) or bool(self._flights)
 
     def _patience(self) -> float | None:
         deadlines = [ticket.deadline for ticket in self._waiting if ticket.deadline is not None]
@@ -165,23 +173,24 @@ class Scheduler:
                 kept.append(ticket)
         self._waiting = kept
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[Ticket]:
         if not self._waiting:
-            return
+            return []
         by_member = {ticket.member: ticket for ticket in self._waiting}
-        wave = self.engine.admission.admit([ticket.member for ticket in self._waiting])
-        self._running = [by_member[member] for member in wave]
-        running = set(self._running)
-        self._waiting = [ticket for ticket in self._waiting if ticket not in running]
+        members = self.engine.admission.admit([ticket.member for ticket in self._waiting])
+        wave = [by_member[member] for member in members]
+        chosen = set(wave)
+        self._running += wave
+        self._waiting = [ticket for ticket in self._waiting if ticket not in chosen]
+        return wave
 
-    def _run(self) -> None:
-        running = self._running
-        outcomes = self.engine.run_wave([ticket.member for ticket in running])
+    def _land(self, wave: list[Ticket], flight: Flight) -> None:
+        outcomes = self.engine.finish(flight)
         now = time.monotonic()
         with self._state:
-            self._running = []
+            self._running = [ticket for ticket in self._running if ticket not in wave]
             self._state.notify_all()
-        for ticket, outcome in zip(running, outcomes, strict=True):
+        for ticket, outcome in zip(wave, outcomes, strict=True):
             if not isinstance(outcome, Result):
                 _fail(ticket.future, outcome)
             elif ticket.deadline is not None and ticket.deadline <= now:

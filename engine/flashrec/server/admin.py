@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
 import flashrec
-from flashrec.profiler import ProfilerStateError
+from flashrec.profiler import ProfilerStateError, preload
 from flashrec.request import Request
 from flashrec.server.bodies import read_body
 from flashrec.server.context import Context
@@ -130,6 +130,7 @@ def add_control_routes(app: FastAPI, context: Context) -> None:
     async def start_profile(http: HttpRequest) -> Response:
         body = await _body(context, http, StartProfileRequest)
         options = profile_options(body, context.config.profiler_dir)
+        await asyncio.to_thread(preload)
         await asyncio.to_thread(context.scheduler.start_profile, options)
         return PlainTextResponse("Start profiling.\n")
 

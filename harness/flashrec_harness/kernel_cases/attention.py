@@ -10,9 +10,9 @@ import torch
 from hypothesis import strategies as st
 
 from flashrec.kernels.tiles import RowTiles, count_row_tiles, row_tiles, rows_per_tile
-from flashrec_harness.equivalence import Rule
 from flashrec_harness.guarded import poison_
-from flashrec_harness.kernel_cases.base import Argument, Draws, KernelCase, Lane, Output, draws, exact
+from flashrec_harness.kernel_cases.base import Argument, Collect, Draws, KernelCase, Lane, Output, draws, exact
+from flashrec_harness.kernel_cases.pointwise import code_outputs
 
 _CPU_HEADS = ((2, 1, 16), (4, 2, 16), (6, 2, 24), (3, 3, 8))
 _GPU_HEADS = ((16, 8, 128), (6, 1, 64))
@@ -78,18 +78,18 @@ def _tiles(rows: Sequence[int], tile: int, device: torch.device) -> RowTiles:
 
 def _common(draw: st.DrawFn, lane: Lane) -> tuple[Draws, int, int, int, int, bool, tuple[float, float]]:
     data = draw(draws(lane))
-    q_heads, kv_heads, dim = draw(st.sampled_from(_GPU_HEADS if lane.gpu else _CPU_HEADS))
-    fp8 = lane.gpu and draw(st.booleans())
+    q_heads, kv_heads, dim = draw(st.sampled_from(_GPU_HEADS if lane.compiled else _CPU_HEADS))
+    fp8 = lane.compiled and draw(st.booleans())
     kv_scales = draw(st.sampled_from([(1.0, 1.0), (0.5, 0.25)])) if fp8 else (1.0, 1.0)
     return data, q_heads, kv_heads, dim, draw(st.sampled_from(_PAGES)), fp8, kv_scales
 
 
-def _covered(rows: int, codes: bool) -> Any:
+def _covered(lane: Lane, rows: int, *, codes: bool) -> Collect:
     """Only rows that a tile covers are specified."""
 
     def collect(result: Any, _: Sequence[Any]) -> list[Output]:
         if codes:
-            return [Output("codes", result[0][:rows], Rule.CODES), Output("scale", result[1][:rows])]
+            return code_outputs(result[0][:rows], result[1][:rows], lane)
         return [Output("out", result[:rows])]
 
     return collect
@@ -97,7 +97,7 @@ def _covered(rows: int, codes: bool) -> Any:
 
 def _decode_case(draw: st.DrawFn, lane: Lane, codes: bool) -> KernelCase:
     data, q_heads, kv_heads, dim, page_size, fp8, (k_scale, v_scale) = _common(draw, lane)
-    lengths = draw(st.lists(lane.pick(_CPU_LENGTHS, _GPU_LENGTHS), min_size=1, max_size=4 if lane.gpu else 2))
+    lengths = draw(st.lists(lane.pick(_CPU_LENGTHS, _GPU_LENGTHS), min_size=1, max_size=4 if lane.compiled else 2))
     beams = [draw(lane.pick((1, 2, 5, 17), (1, 2, 50, 65))) for _ in lengths]
     step = draw(st.integers(0, 5))
     rows, spare = sum(beams), draw(st.integers(0, 3))
@@ -143,7 +143,7 @@ def _decode_case(draw: st.DrawFn, lane: Lane, codes: bool) -> KernelCase:
             1.0,
             1.0,
         ),
-        _covered(rows, codes),
+        _covered(lane, rows, codes=codes),
         {},
     )
 
@@ -164,7 +164,7 @@ def decode_quant_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
 def prefill_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
     """:func:`flashrec.kernels.prefill_attention.paged_prefill_attention`, with cached prefixes."""
     data, q_heads, kv_heads, dim, page_size, fp8, (k_scale, v_scale) = _common(draw, lane)
-    lengths = draw(st.lists(lane.pick(_CPU_LENGTHS, _GPU_LENGTHS), min_size=1, max_size=4 if lane.gpu else 2))
+    lengths = draw(st.lists(lane.pick(_CPU_LENGTHS, _GPU_LENGTHS), min_size=1, max_size=4 if lane.compiled else 2))
     cached = [draw(st.sampled_from(sorted({0, n // 2, n - 1}))) for n in lengths]
     fresh = [n - prefix for n, prefix in zip(lengths, cached, strict=True)]
     rows, spare = sum(fresh), draw(st.integers(0, 2))
@@ -207,6 +207,6 @@ def prefill_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
             1.0,
             1.0,
         ),
-        _covered(rows, codes=False),
+        _covered(lane, rows, codes=False),
         {},
     )

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from flashrec_harness.equivalence import Rule
+from flashrec_harness.equivalence import CODES_APART, Rule
 from flashrec_harness.kernel_cases.base import (
     Argument,
+    Collect,
     Draws,
     KernelCase,
     Lane,
@@ -35,16 +36,9 @@ def _summed(result: Any, _: Sequence[Any]) -> list[Output]:
     return [Output("out", result[0]), Output("residual", result[1])]
 
 
-def _codes(result: Any, _: Sequence[Any]) -> list[Output]:
-    return [Output("codes", result[0], Rule.CODES), Output("scale", result[1])]
-
-
-def _codes_and_residual(result: Any, _: Sequence[Any]) -> list[Output]:
-    return [*_codes(result, _), Output("residual", result[2])]
-
-
-def _plain_codes(result: Any, _: Sequence[Any]) -> list[Output]:
-    return [Output("codes", result[0], Rule.CODES, codes_apart=0.0), Output("scale", result[1])]
+def code_outputs(codes: torch.Tensor, scale: torch.Tensor, lane: Lane, *, apart: float = CODES_APART) -> list[Output]:
+    """The two outputs of a quantising kernel."""
+    return [Output("codes", codes, Rule.CODES, apart, lane.code_steps), Output("scale", scale)]
 
 
 @st.composite
@@ -63,7 +57,7 @@ def rms_norm_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
     )
 
 
-def _residual_case(draw: st.DrawFn, lane: Lane, collect: Any) -> KernelCase:
+def _residual_case(draw: st.DrawFn, lane: Lane, collect: Collect) -> KernelCase:
     rows, size = draw(lane.pick(_CPU_ROWS, _GPU_ROWS)), draw(lane.pick(_CPU_SIZES, _GPU_SIZES))
     data, (pad, offset), scale = draw(draws(lane)), draw(layouts(lane)), draw(scales())
     x = with_zero_row(data.normal(rows, size, scale=scale), draw(st.booleans()))
@@ -92,10 +86,14 @@ def add_rms_norm_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
 @st.composite
 def add_rms_norm_quant_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
     """:func:`flashrec.kernels.rms_norm.add_rms_norm_quant`."""
-    return _residual_case(draw, lane, _codes_and_residual)
+    return _residual_case(
+        draw,
+        lane,
+        lambda result, _: [*code_outputs(result[0], result[1], lane), Output("residual", result[2])],
+    )
 
 
-def _row_case(draw: st.DrawFn, lane: Lane, widths: int, collect: Any) -> KernelCase:
+def _row_case(draw: st.DrawFn, lane: Lane, widths: int, collect: Collect) -> KernelCase:
     rows, size = draw(lane.pick(_CPU_ROWS, _GPU_ROWS)), draw(lane.pick(_CPU_SIZES, _GPU_SIZES))
     data, (pad, offset), scale = draw(draws(lane)), draw(layouts(lane)), draw(scales())
     x = with_zero_row(data.normal(rows, widths * size, scale=scale), draw(st.booleans()))
@@ -112,13 +110,14 @@ def silu_mul_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
 @st.composite
 def silu_mul_quant_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
     """:func:`flashrec.kernels.silu_mul.silu_mul_quant`."""
-    return _row_case(draw, lane, 2, _codes)
+    return _row_case(draw, lane, 2, lambda result, _: code_outputs(*result, lane))
 
 
 @st.composite
 def quant_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
     """:func:`flashrec.kernels.quantize.quant_per_token`: same input, so the same codes."""
-    return _row_case(draw, lane, 1, _plain_codes)
+    apart = 0.0 if lane.compiled else CODES_APART
+    return _row_case(draw, lane, 1, lambda result, _: code_outputs(*result, lane, apart=apart))
 
 
 def random_fp8(data: Draws, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:

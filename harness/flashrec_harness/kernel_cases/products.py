@@ -23,7 +23,7 @@ def _one(result: Any, _: Sequence[Any]) -> list[Output]:
 
 
 def _shape(draw: st.DrawFn, lane: Lane) -> tuple[int, int, int]:
-    if lane.gpu:
+    if lane.compiled:
         return draw(st.sampled_from(_GPU_ROWS)), *draw(st.sampled_from(_GPU_WEIGHTS))
     sizes = (_CPU_ROWS, _CPU_OUTS, _CPU_SIZES)
     rows, outs, size = (draw(st.sampled_from(choices)) for choices in sizes)
@@ -31,7 +31,7 @@ def _shape(draw: st.DrawFn, lane: Lane) -> tuple[int, int, int]:
 
 
 def _unfit(lane: Lane, name: str, aligned: bool) -> dict[str, str]:
-    if not lane.gpu:
+    if not lane.compiled:
         return {name: "needs a GPU"}
     return {} if aligned else {name: "takes contiguous operands with sizes of multiples of 16"}
 

@@ -38,11 +38,11 @@ def _stored(result: Any, arguments: Sequence[Any]) -> list[Output]:
 def qk_norm_rope_store_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
     """:func:`flashrec.kernels.qk_norm_rope_store.qk_norm_rope_store`."""
     tokens = draw(lane.pick((0, 1, 2, 7, 13), (0, 1, 17, 257)))
-    q_heads, kv_heads, dim = draw(st.sampled_from(_GPU_HEADS if lane.gpu else _CPU_HEADS))
+    q_heads, kv_heads, dim = draw(st.sampled_from(_GPU_HEADS if lane.compiled else _CPU_HEADS))
     data, (pad, offset) = draw(draws(lane)), draw(layouts(lane))
-    index = torch.int32 if lane.gpu else draw(st.sampled_from([torch.int32, torch.int64]))
+    index = torch.int32 if lane.compiled else draw(st.sampled_from([torch.int32, torch.int64]))
     norm = draw(st.booleans())
-    fp8 = lane.gpu and draw(st.booleans())
+    fp8 = lane.compiled and draw(st.booleans())
     k_scale, v_scale = draw(st.sampled_from([(1.0, 1.0), (0.5, 0.25)])) if fp8 else (1.0, 1.0)
     qkv = data.normal(tokens, (q_heads + 2 * kv_heads) * dim)
     q_weight, k_weight = (data.uniform(dim, low=0.5, high=1.5) if norm else None for _ in range(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,6 @@ from types import MethodType
 from typing import Any, Protocol
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
@@ -43,13 +43,13 @@ def load_transformers_model(model_path: Path, dtype: torch.dtype) -> Any:
 
 
 def float64_shortage(model_path: Path) -> str:
-    """Why a float64 copy of the checkpoint does not fit into this machine's memory; empty if it does."""
+    """Why a float64 copy of the checkpoint is too much for this machine; empty if it is not."""
     needed = 8 * parameter_count(model_path) + _MEMORY_BYTES
-    available = psutil.virtual_memory().available
-    if needed <= available:
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed <= physical // 2:
         return ""
     gib = 2**30
-    return f"a float64 copy needs {needed / gib:.1f} GiB, {available / gib:.1f} GiB are free"
+    return f"a float64 copy needs {needed / gib:.1f} GiB, more than half of this machine's {physical / gib:.1f} GiB"
 
 
 def parameter_count(model_path: Path) -> int:

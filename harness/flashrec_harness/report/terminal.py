@@ -29,7 +29,7 @@ def _checks_table(title: str, checks: list[Check]) -> Table:
     for check in checks:
         seen = Text(check.summary)
         if check.reason:
-            seen = Text(check.reason, style=_STYLES[check.outcome]) + Text(" " if check.summary else "") + seen
+            seen = Text(check.reason, style=_STYLES[check.outcome]) + Text(". " if check.summary else "") + seen
         table.add_row(Text(check.outcome, style=_STYLES[check.outcome]), Text(check.name), seen)
     return table
 
