@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gzip
-import importlib
 import logging
-import os
 import re
-import shutil
 import threading
 import time
 import uuid
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 import torch
-from torch._C._profiler import _ExperimentalConfig
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity
 
 from flashrec.errors import FlashRecError, RequestError
+from flashrec.torch_trace import start_recording, write_trace
 
 logger = logging.getLogger(__name__)
 
@@ -229,7 +224,11 @@ class Profiler:
         if self._first_pass is None:
             self._first_pass = self.forward_passes
         try:
-            self._recording = start_recording(self._options)
+            self._recording = start_recording(
+                self._options.torch_activities(),
+                with_stack=self._options.with_stack,
+                record_shapes=self._options.record_shapes,
+            )
         except RuntimeError as error:
             self._give_up(error)
             raise ProfilerStateError(f"torch cannot record: {error}") from error
@@ -262,48 +261,3 @@ class Profiler:
         self._recording = self._options = None
         self._error = f"{type(error).__name__}: {error}"
         logger.error("trace abandoned: %s", self._error)
-
-
-@functools.cache
-def preload() -> None:
-    """Import what torch's profiler would import at its first start, on the engine thread: it takes seconds.
-
-    Imported inside a recording, a module's code object is freed before ``with_stack`` reads its name: the
-    first trace of a process then held garbage (torch 2.13, 2026-11-29).
-    """
-    for name in ("torch._inductor.config", "torch.profiler._cupti_monitor"):
-        with contextlib.suppress(ModuleNotFoundError):  # private names; other versions have other ones
-            importlib.import_module(name)
-
-
-def start_recording(options: ProfileOptions) -> torch.profiler.profile:
-    """A running torch profile of all threads. Raises what torch raises, a :class:`RuntimeError`."""
-    preload()
-    recording = torch.profiler.profile(
-        activities=options.torch_activities(),
-        with_stack=options.with_stack,
-        record_shapes=options.record_shapes,
-        experimental_config=_ExperimentalConfig(profile_all_threads=True),
-    )
-    with warnings.catch_warnings():
-        # torch 2.11 warns that a second cycle would clear the first; there is one.
-        warnings.filterwarnings("ignore", message=".*Profiler clears events")
-        recording.start()
-    return recording
-
-
-def write_trace(recording: torch.profiler.profile, path: Path) -> None:
-    """Write a stopped profile to ``path`` as one gzip stream; the file appears whole or not at all."""
-    plain = path.with_name(f".{path.name}.json.partial")
-    packed = path.with_name(f".{path.name}.partial")
-    try:
-        recording.export_chrome_trace(str(plain))
-        with plain.open("rb") as source, packed.open("wb") as raw:
-            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=3) as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-            raw.flush()
-            os.fsync(raw.fileno())
-        packed.replace(path)
-    finally:
-        plain.unlink(missing_ok=True)
-        packed.unlink(missing_ok=True)

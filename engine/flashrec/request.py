@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
 
 
 class ScoreSpace(StrEnum):
@@ -63,12 +65,42 @@ class Beam(NamedTuple):
     items: tuple[str, ...] = ()
 
 
+class LazyBeams(Sequence[Beam]):
+    """Beams that ``build`` makes when they are first looked at; equal to any sequence of equal beams."""
+
+    def __init__(self, build: Callable[[], Sequence[Beam]]) -> None:
+        self._build = build
+
+    @functools.cached_property
+    def _beams(self) -> tuple[Beam, ...]:
+        return tuple(self._build())
+
+    @overload
+    def __getitem__(self, index: int) -> Beam: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Beam, ...]: ...
+    def __getitem__(self, index: int | slice) -> Beam | tuple[Beam, ...]:
+        return self._beams[index]
+
+    def __len__(self) -> int:
+        return len(self._beams)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._beams == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._beams)
+
+    def __repr__(self) -> str:
+        return repr(self._beams)
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """The ranked beams of one request, with what its wave spent on it."""
 
     rid: str
-    beams: tuple[Beam, ...]
+    beams: Sequence[Beam]
     prompt_tokens: int
     cached_tokens: int
     score_space: ScoreSpace

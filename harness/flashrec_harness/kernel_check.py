@@ -75,17 +75,13 @@ def _place(arguments: Sequence[Any]) -> tuple[list[Placed], list[Any]]:
         if not isinstance(argument, Argument):
             values.append(argument)
             continue
-        target = place(
-            argument.tensor, pad=argument.pad, offset=argument.offset, writable=argument.writable
-        )
+        target = place(argument.tensor, pad=argument.pad, offset=argument.offset, writable=argument.writable)
         placed.append(target)
         values.append(target.view)
     return placed, values
 
 
-def _judge(
-    verdict: Verdict, produced: Sequence[Output], truth: Sequence[Output], expected: Sequence[Output]
-) -> None:
+def _judge(verdict: Verdict, produced: Sequence[Output], truth: Sequence[Output], expected: Sequence[Output]) -> None:
     for ours, exact, eager in zip(produced, truth, expected, strict=True):
         verdict.note(ours.name, _agreement(ours.tensor, exact, eager))
         if _nonzero(eager.tensor) and _agreement(torch.zeros_like(eager.tensor), exact, eager).passed:

@@ -17,6 +17,8 @@ from flashrec_harness.outcome import Check, Outcome
 
 SUITE = "kernel"
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Rows = Callable[[slice], torch.Tensor]
+"""Computes some rows of a product on their own."""
 
 _GPU_WEIGHTS = ((2048, 2048), (4096, 2048), (12288, 2048), (2048, 6144))
 _GPU_BATCHES = (1, 7, 8, 16, 17, 50, 64, 65, 128, 129, 200, 400, 512, 1000, 1600, 2048)
@@ -24,9 +26,7 @@ _CPU_WEIGHTS = ((130, 64), (48, 257))
 _CPU_BATCHES = (1, 2, 3, 11, 12, 15, 16, 17, 33, 64)
 
 
-def rows_that_differ(
-    call: Callable[[slice], torch.Tensor], whole: torch.Tensor, batches: Sequence[int]
-) -> list[str]:
+def rows_that_differ(call: Rows, whole: torch.Tensor, batches: Sequence[int]) -> list[str]:
     """Compares the first and the last ``m`` rows, computed alone, with the same rows of ``whole``."""
     total = whole.shape[0]
     different = []
@@ -44,7 +44,7 @@ def _data(lane: Lane) -> Draws:
 def _products(lane: Lane) -> dict[str, Product]:
     if not lane.compiled:
         return {"linear (torch)": linear}
-    products = {"linear (triton)": linear_triton}
+    products: dict[str, Product] = {"linear (triton)": linear_triton}
     return products | ({"linear (cublaslt)": linear_cublas} if lane.dtype == torch.bfloat16 else {})
 
 
@@ -64,19 +64,30 @@ def _judge_products(lane: Lane) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {name: [] for name in (*_products(lane), *_fp8_products(lane))}
     for outs, size in weights:
         x, w = data.normal(total, size), data.normal(outs, size, scale=size**-0.5)
-        for name, product in _products(lane).items():
-            different = rows_that_differ(lambda rows, p=product: p(x[rows], w), product(x, w), batches)
-            found[name] += [f"N {outs}, K {size}: {place}" for place in different]
+        calls = {name: _rows_of(product, x, w) for name, product in _products(lane).items()}
         codes, scale = random_fp8(data, total, size)
         w_codes, w_scale = random_fp8(data, outs, size)
         for name, scaled in _fp8_products(lane).items():
-
-            def call(rows: slice, scaled: Callable[..., torch.Tensor] = scaled) -> torch.Tensor:
-                return scaled(codes[rows], scale[rows], w_codes, w_scale.squeeze(-1), lane.dtype)
-
+            calls[name] = _scaled_rows_of(scaled, codes, scale, w_codes, w_scale.squeeze(-1), lane.dtype)
+        for name, call in calls.items():
             different = rows_that_differ(call, call(slice(0, total)), batches)
             found[name] += [f"N {outs}, K {size}: {place}" for place in different]
     return found
+
+
+def _rows_of(product: Product, x: torch.Tensor, w: torch.Tensor) -> Rows:
+    return lambda rows: product(x[rows], w)
+
+
+def _scaled_rows_of(
+    product: Callable[..., torch.Tensor],
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    dtype: torch.dtype,
+) -> Rows:
+    return lambda rows: product(codes[rows], scale[rows], w, w_scale, dtype)
 
 
 def _tiles(rows: Sequence[int], tile: int, device: torch.device) -> RowTiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -135,7 +136,7 @@ def test_the_schedule_rises_and_falls() -> None:
     rates = [schedule(step, config) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == rates[9] == 1.0
-    assert all(later < earlier for earlier, later in zip(rates[10:], rates[11:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates[10:]))
     assert rates[-1] < 0.001
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,7 @@ def test_margins_are_gaps_of_scores(checkpoint: Path, parts: tuple[SidLayout, Ca
     gaps = []
     for prompt in prompts[:2]:
         scores = [h.cumulative / 4 for h in oracle.rank(case_of(prompt, layout, 5, ScoreSpace.CHILDREN))]
-        gaps += [better - worse for better, worse in zip(scores, scores[1:], strict=False)]
+        gaps += [better - worse for better, worse in itertools.pairwise(scores)]
     assert found.gaps == len(gaps) == 8
     assert found.median_gap == pytest.approx(np.median(gaps))
 

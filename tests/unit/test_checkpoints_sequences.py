@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ ROWS = st.lists(
 
 
 def pairs(histories: list[History]) -> set[tuple[str, str, str]]:
-    return {(h.user, *pair) for h in histories for pair in zip(h.items, h.items[1:], strict=False)}
+    return {(h.user, *pair) for h in histories for pair in itertools.pairwise(h.items)}
 
 
 @given(HISTORIES, ROWS)

@@ -201,13 +201,13 @@ def test_a_torch_that_cannot_stop_harms_no_wave(
 def test_nothing_is_imported_while_recording_starts(tmp_path: Path) -> None:
     """A module whose body runs inside the recording leaves the name of a freed code object in the trace."""
     script = (
-        "import sys; from pathlib import Path; import torch\n"
-        "from flashrec.profiler import ProfileOptions, start_recording\n"
+        "import sys, torch\n"
+        "from flashrec.torch_trace import start_recording\n"
         "real, before = torch.profiler.profile.start, set()\n"
         "def start(recording):\n"
         "    before.update(sys.modules); real(recording)\n"
         "torch.profiler.profile.start = start\n"
-        "start_recording(ProfileOptions(output_dir=Path('.'))).stop()\n"
+        "start_recording([torch.profiler.ProfilerActivity.CPU], with_stack=True, record_shapes=True).stop()\n"
         "sys.stdout.write(f'imported: {sorted(set(sys.modules) - before)}')\n"
     )
     environment = os.environ | {"PYTHONPATH": "engine"}

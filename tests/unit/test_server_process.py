@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import random
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -88,8 +92,6 @@ def answers(url: str) -> bool:
 
 
 def child_environment() -> dict[str, str]:
-    import os
-
     return dict(os.environ) | {"PYTHONPATH": "engine:harness", "OMP_NUM_THREADS": "1"}
 
 
@@ -129,6 +131,40 @@ def test_http_answers_are_the_engine_s_bits_under_load(
     info = httpx.get(f"{url}/server_info").json()["engine"]
     assert info["hit_tokens"] > 0
     assert 0 < info["waves"] < len(jobs)
+    assert info["free_pages"] + info["cached_pages"] == info["usable_pages"]
+
+
+def test_clients_that_leave_cost_no_page_and_no_answer(
+    served: tuple[Served, str, Path], expected: dict[tuple[int, int], Any]
+) -> None:
+    """120 connections cut at a random place, resets among them, beside requests that are checked."""
+    _, url, _ = served
+    port = int(url.rpartition(":")[2])
+
+    def leave(seed: int) -> None:
+        choice = random.Random(seed)
+        body = json.dumps({"input_ids": list(PROMPTS[seed % 8]), "sampling_params": {"n": 1 + seed % 4}}).encode()
+        head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        whole = f"{head}\r\n\r\n".encode() + body
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(whole[: choice.choice([len(whole), choice.randrange(len(whole))])])
+            time.sleep(choice.random() * 0.02)
+            if choice.random() < 0.5:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with ThreadPoolExecutor(8) as pool:
+        gone = [pool.submit(leave, seed) for seed in range(120)]
+        for job in [(seed % 8, WIDTHS[seed % 4]) for seed in range(24)]:
+            assert search(url, *job) == expected[job]
+        for future in gone:
+            future.result()
+
+    def settled() -> bool:
+        info = httpx.get(f"{url}/server_info").json()
+        return info["server"]["in_flight"] == info["server"]["queue_depth"] == 0
+
+    wait_until(settled, 30)
+    info = httpx.get(f"{url}/server_info").json()["engine"]
     assert info["free_pages"] + info["cached_pages"] == info["usable_pages"]
 
 
@@ -203,7 +239,7 @@ def test_a_wave_that_raises_is_a_fault_for_all_who_wait(checkpoint: Path, monkey
         time.sleep(0.2)
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(engine, "run_wave", broken)
+    monkeypatch.setattr(engine, "finish", broken)
     scheduler = Scheduler(engine)
     scheduler.start()
     with running(scheduler, ServerConfig(port=0)) as server, ThreadPoolExecutor(4) as pool:
@@ -219,9 +255,9 @@ def test_a_fault_ends_the_process_with_status_1(checkpoint: Path, tmp_path: Path
     script = (
         "import sys, logging; logging.basicConfig(level='INFO')\n"
         "from flashrec.runtime.engine import Engine; from flashrec import EngineConfig\n"
-        "from flashrec.server import ServerConfig, serve\n"
-        "def broken(self, members): raise RuntimeError('device lost')\n"
-        "Engine.run_wave = broken\n"
+        "from flashrec.server.config import ServerConfig; from flashrec.server.run import serve\n"
+        "def broken(self, flight): raise RuntimeError('device lost')\n"
+        "Engine.finish = broken\n"
         f"config = EngineConfig(model_path={str(checkpoint)!r}, sid_vocab_file={str(checkpoint / 'items.tsv')!r},"
         " device='cpu', kv_pool_tokens=4096, invariance_check=False)\n"
         "sys.exit(serve(config, ServerConfig(port=0)))\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import sys
 from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,6 @@ class TritonMode(StrEnum):
 
     DEVICE = "device"
     INTERPRETER = "interpreter"
-    UNUSABLE = "unusable"
-    """Triton was imported in its compiled mode, and there is no GPU to compile for."""
     ABSENT = "absent"
 
 
@@ -36,22 +33,36 @@ def _interpreter_wanted() -> bool:
     return not torch.cuda.is_available() if asked is None else asked == "1"
 
 
-def _import_interpreted() -> None:
-    """Imports Triton in interpreter mode and leaves the environment as it was.
+def _import_gluon() -> None:
+    """Imports Gluon, which Triton's argument handling needs, and leaves the environment as it was.
 
-    Triton decides while it is imported whether ``tl.sum`` and its like are compiled or interpreted. Gluon,
-    which its argument handling imports late, insists on the same setting.
+    Triton 3.6 imports it on the first launch, and it insists that the switch agrees with the mode of Triton's
+    own functions.
     """
     before = os.environ.get(_SWITCH)
     os.environ[_SWITCH] = "1"
     try:
-        importlib.import_module("triton")
         importlib.import_module("triton.experimental.gluon")
     finally:
         if before is None:
             del os.environ[_SWITCH]
         else:
             os.environ[_SWITCH] = before
+
+
+def _interpret_standard_functions() -> None:
+    """Makes ``tl.sum`` and its like interpreted, whatever Triton was told when it was first imported.
+
+    Another library may have imported it before (transformers does). Without a GPU nothing else can run them.
+    """
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    language = importlib.import_module("triton.language")
+    for owner in (language, language.standard, language.tensor):
+        for name, function in list(vars(owner).items()):
+            if isinstance(function, JITFunction):
+                setattr(owner, name, InterpretedFunction(function.fn))
 
 
 def _accept_scalar_bounds() -> None:
@@ -75,13 +86,8 @@ def _detect() -> TritonMode:
         return TritonMode.ABSENT
     if not _interpreter_wanted():
         return TritonMode.DEVICE
-    if "triton" not in sys.modules:
-        _import_interpreted()
-    from triton.language import sum as standard_function
-    from triton.runtime.interpreter import InterpretedFunction
-
-    if not isinstance(standard_function, InterpretedFunction):
-        return TritonMode.UNUSABLE
+    _interpret_standard_functions()
+    _import_gluon()
     _accept_scalar_bounds()
     return TritonMode.INTERPRETER
 

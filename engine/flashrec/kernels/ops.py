@@ -57,6 +57,7 @@ class Ops:
     shared_prefix_attention: Kernel
     shared_prefix_attention_quant: Kernel
     paged_prefill_attention: Kernel
+    trie_expand: Kernel
     choices: Mapping[str, Choice]
 
     @property

@@ -212,6 +212,7 @@ def _score_rows(
         )
 
     def score(gather: bool, finish: bool) -> None:
+        filtered = gather and lists is not None
         score_kernel[(len(logits), ceil_div(plan.slots, plan.block))](
             logits,
             children.columns,
@@ -240,8 +241,8 @@ def _score_rows(
             GATHER=gather,
             FINISH=finish,
             DENSE=children.table is not None,
-            HAS_LEAVES=children.leaf_start is not None,
-            HAS_LISTS=lists is not None,
+            HAS_LEAVES=filtered and children.leaf_start is not None,
+            HAS_LISTS=filtered,
             BLOCK=plan.block,
             GROUP=plan.group,
             num_warps=4,

@@ -62,7 +62,7 @@ def _keys_below(keys: tl.tensor, count: tl.tensor, steps: tl.tensor, bound: tl.t
     """Device: how many of the sorted int64 ``keys[count]`` are below ``bound``, after ``steps`` halvings."""
     low = tl.zeros_like(bound)
     high = low + count
-    for _ in range(0, steps):
+    for _ in range(steps):
         middle = (low + high) >> 1
         right = tl.load(keys + middle, mask=low < high, other=NO_KEY) < bound
         right = right & (low < high)
@@ -195,9 +195,7 @@ def score_kernel(
     owner, begin, inside = row_span(row, request, spans, requests)
     keys = tl.full((BLOCK,), NO_KEY, tl.int64)
     if inside & (tl.load(valid + row) != 0):
-        child, code = read_slots(
-            slot, tl.load(node + row), child_start, child_code, table, size, slot < slots, DENSE
-        )
+        child, code = read_slots(slot, tl.load(node + row), child_start, child_code, table, size, slot < slots, DENSE)
         own = bits + row * slots + slot
         if GATHER:
             legal = child >= 0

@@ -133,7 +133,7 @@ def collect_kernel(
             held = tl.load(bits + row * slots + slot, mask=slot < slots, other=NO_SCORE)
             live = held != NO_SCORE
             at = tl.load(node + row)
-            child, code = read_slots(slot, at, child_start, child_code, table, size, live, DENSE)
+            _, code = read_slots(slot, at, child_start, child_code, table, size, live, DENSE)
             rank = (row - begin) * size + tl.load(order + code, mask=live, other=0)
             key = order_key(held, rank)
             keep = live & (key >= cut)

@@ -29,11 +29,23 @@ class PageNode:
 
     key: bytes
     page: int
-    tag: int
     parent: PageNode | None
     children: dict[bytes, PageNode] = field(default_factory=dict)
     readers: int = 0
     last_used: int = 0
+
+    @property
+    def tag(self) -> int:
+        """Content hash of the path from the root; only a ledger asks for it."""
+        path: list[PageNode] = []
+        node = self
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        tag = 0
+        for node in reversed(path):
+            tag = page_tag(tag, node.key)
+        return tag
 
 
 @dataclass(slots=True)
@@ -55,7 +67,7 @@ class RadixCache:
         self.pool = pool
         self.enabled = enabled
         self.stats = CacheStats()
-        self._root = PageNode(b"", -1, 0, None)
+        self._root = PageNode(b"", -1, None)
         self._clock = 0
         self._size = 0
         self._read = 0
@@ -114,7 +126,7 @@ class RadixCache:
         for key, page in zip(keys, pages, strict=False):
             child = node.children.get(key)
             if child is None:
-                child = PageNode(key, page, page_tag(node.tag, key), node)
+                child = PageNode(key, page, node)
                 node.children[key] = child
                 self._size += 1
             elif child.page != page:

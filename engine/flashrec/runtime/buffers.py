@@ -133,7 +133,7 @@ class DecodeBuffers:
     def first_spans(self, layout: WaveLayout) -> Spans:
         """From one row per request to the wave's rows."""
         source = [(index, 1) for index in range(len(layout.widths))]
-        return Spans(source, layout.spans, self.first, self.request_index, self.rows)
+        return Spans(source, layout.spans, self.first, self.request_index, self.rows, source_width=1)
 
     def later_spans(self, layout: WaveLayout) -> Spans:
         """From the wave's rows to themselves."""

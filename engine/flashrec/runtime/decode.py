@@ -17,7 +17,7 @@ from flashrec.models.base import CausalLM
 from flashrec.profiler import trace_range
 from flashrec.runtime.buffers import DecodeBuffers, WaveLayout
 from flashrec.runtime.ledger import Ledger
-from flashrec.search.expand import Expansion, Frontier, Sampling, Spans, expand
+from flashrec.search.expand import Expansion, Frontier, Sampling, Spans, select_expand
 from flashrec.search.filters import FilterSet
 from flashrec.search.levels import Level
 
@@ -60,6 +60,7 @@ class CatalogProgram:
     def __init__(self, decoder: Decoder, levels: Sequence[Level]) -> None:
         self.decoder = decoder
         self.levels = levels
+        self.expand = select_expand(decoder.ops)
 
     @property
     def passes(self) -> int:
@@ -80,7 +81,7 @@ class CatalogProgram:
             level = self.levels[step]
             logits = self.decoder.ops.linear(hidden, level.weight)
             with trace_range("flashrec.expand"):
-                expansion = expand(logits, level, frontier, spans, filters, sampling)
+                expansion = self.expand(logits, level, frontier, spans, filters, sampling)
                 reorder_ancestors(buffers, expansion.parent, step)
             if ledger is not None:
                 self._record(ledger, step, expansion, logits, spans, frontier.valid)

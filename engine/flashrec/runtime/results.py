@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from flashrec.errors import NonFiniteError
-from flashrec.request import Beam, Result
+from flashrec.request import Beam, LazyBeams, Result
 from flashrec.runtime.buffers import WaveLayout
 from flashrec.runtime.member import Member
 from flashrec.search.expand import Frontier
@@ -43,7 +45,10 @@ def unpack_frontier(packed: torch.Tensor) -> HostFrontier:
 def catalog_results(
     members: list[Member], layout: WaveLayout, rows: HostFrontier, catalog: Catalog, sids: SidLayout
 ) -> list[Result | NonFiniteError]:
-    """Each member's beams, best first; fewer than ``n`` where fewer are legal (SPEC S5)."""
+    """Each member's beams, best first; fewer than ``n`` where fewer are legal (SPEC S5).
+
+    They are built when somebody first looks at them, on the thread that does: not on the engine's.
+    """
     results: list[Result | NonFiniteError] = []
     for member, (start, width) in zip(members, layout.spans, strict=True):
         span = slice(start, start + width)
@@ -54,8 +59,8 @@ def catalog_results(
         if member.request.temperature > 0:
             live = live[np.argsort(-rows.score[live], kind="stable")]
         kept = live[: member.request.n]
-        beams = _beams(member, rows.rank[kept], rows.score[kept], catalog, sids)
-        results.append(_result(member, beams))
+        build = functools.partial(_beams, member, rows.rank[kept], rows.score[kept], catalog, sids)
+        results.append(_result(member, LazyBeams(build)))
     return results
 
 
@@ -101,7 +106,7 @@ def free_results(members: list[Member], banks: list[Bank]) -> list[Result | NonF
             for place in filled.tolist()
         ]
         beams.sort(key=lambda beam: -beam.score)
-        results.append(_result(member, beams[: member.request.n]))
+        results.append(_result(member, tuple(beams[: member.request.n])))
     return results
 
 
@@ -111,10 +116,10 @@ def penalised(totals: NDArray[np.float32], lengths: NDArray[np.int32] | int, pen
     return scores
 
 
-def _result(member: Member, beams: list[Beam]) -> Result:
+def _result(member: Member, beams: Sequence[Beam]) -> Result:
     return Result(
         rid=member.request.rid,
-        beams=tuple(beams),
+        beams=beams,
         prompt_tokens=member.length,
         cached_tokens=member.cached,
         score_space=member.key.space,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
+from flashrec.kernels.ops import TORCH, Ops
+from flashrec.kernels.trie_expand import Children, Hypotheses, LeafLists
 from flashrec.search.filters import FilterSet
 from flashrec.search.levels import Level
 from flashrec.search.numerics import gumbel, log_sum_exp, mix64, order_key
@@ -34,6 +37,7 @@ class Spans:
     Host lists of (start, count), the same on the device as ``table`` int32 [4, R] (source start, source count,
     target start, target count; a count of 0 is inert), and ``request`` int64 [N], the request of each source
     row. ``target_rows`` is the size of the arrays after the step; rows in no span stay invalid.
+    ``source_width`` is the most source rows that a request can have, ``None`` for all of them.
     """
 
     source: Sequence[tuple[int, int]]
@@ -41,6 +45,7 @@ class Spans:
     table: torch.Tensor
     request: torch.Tensor
     target_rows: int
+    source_width: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +63,64 @@ class Expansion:
     frontier: Frontier
     parent: torch.Tensor
     code: torch.Tensor
+
+
+class Expand(Protocol):
+    """What :func:`expand` and its device form have in common."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        level: Level,
+        frontier: Frontier,
+        spans: Spans,
+        filters: FilterSet | None = None,
+        sampling: Sampling | None = None,
+    ) -> Expansion: ...
+
+
+def select_expand(ops: Ops) -> Expand:
+    """:func:`expand` as ``ops`` runs it: by its kernel where one was chosen, for searches that do not sample.
+
+    The kernel reads the spans on the device alone, so that a graph can hold it; the host lists are for the
+    plain form.
+    """
+    if ops.choices["trie_expand"].implementation == TORCH:
+        return expand
+
+    def expand_on_device(
+        logits: torch.Tensor,
+        level: Level,
+        frontier: Frontier,
+        spans: Spans,
+        filters: FilterSet | None = None,
+        sampling: Sampling | None = None,
+    ) -> Expansion:
+        if sampling is not None:
+            return expand(logits, level, frontier, spans, filters, sampling)
+        selected = ops.trie_expand(
+            logits,
+            Children(
+                level.columns,
+                level.order,
+                level.child_start,
+                level.child_code,
+                level.table,
+                level.leaf_start,
+                level.max_children,
+                level.normalise_legal,
+            ),
+            Hypotheses(frontier.node, frontier.score, frontier.valid, spans.request),
+            spans.table,
+            len(frontier.node) if spans.source_width is None else spans.source_width,
+            spans.target_rows,
+            None if filters is None else LeafLists(filters.keys, filters.stride, filters.allow, filters.exclude),
+        )
+        return Expansion(
+            Frontier(selected.node, selected.score, selected.valid), parent=selected.parent, code=selected.code
+        )
+
+    return expand_on_device
 
 
 def expand(
@@ -82,7 +145,7 @@ def expand(
     score = frontier.score.unsqueeze(1) + (picked - normaliser.unsqueeze(1))
     ranked, phi = score, None
     if sampling is not None:
-        ranked, phi = _perturb(picked, score, child, frontier, spans.request, sampling)
+        ranked, phi = _perturb(picked, score, _node_keys(level, child), frontier, spans.request, sampling)
     return _select(level, frontier, spans, child, legal, score, ranked, phi)
 
 
@@ -95,25 +158,31 @@ def _alive(level: Level, child: torch.Tensor, request: torch.Tensor, filters: Fi
     return filters.alive(request.unsqueeze(1).expand_as(node), first, last)
 
 
+def _node_keys(level: Level, child: torch.Tensor) -> torch.Tensor:
+    """int64, distinct for every node of the trie: nodes are numbered within their level."""
+    return child.long() + (level.index << 32)
+
+
 def _perturb(
     picked: torch.Tensor,
     score: torch.Tensor,
-    child: torch.Tensor,
+    node_keys: torch.Tensor,
     frontier: Frontier,
     request: torch.Tensor,
     sampling: Sampling,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Stochastic beam search (Kool et al. 2019, algorithm 1) over the tempered legal distribution.
 
-    Returns the perturbed log-probabilities that rank the candidates and their unperturbed values; a request
-    at temperature 0 is ranked by its score.
+    The noise of a candidate is a function of its request's seed and its ``node_keys`` entry. Returns the
+    perturbed log-probabilities that rank the candidates and their unperturbed values; a request at
+    temperature 0 is ranked by its score.
     """
     assert frontier.phi is not None
     assert frontier.noisy is not None
     inverse = sampling.inv_temperature[request].unsqueeze(1)
     tempered = picked * inverse
     phi = frontier.phi.unsqueeze(1) + tempered - log_sum_exp(tempered).unsqueeze(1)
-    key = mix64(sampling.seed[request].unsqueeze(1) ^ mix64(child.long()))
+    key = mix64(sampling.seed[request].unsqueeze(1) ^ mix64(node_keys))
     drawn = (phi + gumbel(key)).masked_fill(picked == -torch.inf, -torch.inf)
     bound = frontier.noisy.unsqueeze(1)
     gap = bound - drawn + torch.log1p(-torch.exp(drawn - drawn.amax(-1, keepdim=True)))

@@ -17,7 +17,7 @@ from flashrec.sid.trie import Trie
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Level:
-    """What one step of the search needs.
+    """What step number ``index`` of the search needs.
 
     ``weight`` [W, H] are the head's rows that give this step's logits; ``columns`` int32 [size] is the
     column of each code in them; ``tokens`` int32 [size] its token id and ``order`` int32 [size] the rank of
@@ -29,6 +29,7 @@ class Level:
     SIDs under each *child*; ``None`` means that a child is a SID.
     """
 
+    index: int
     weight: torch.Tensor
     columns: torch.Tensor
     tokens: torch.Tensor
@@ -98,6 +99,7 @@ def build_levels(
         links = _end_level(trie) if index == trie.depth else _trie_level(trie, index, dense[index])
         levels.append(
             Level(
+                index=index,
                 weight=weight,
                 columns=_tensor(columns, head.device),
                 tokens=_tensor(book, head.device),

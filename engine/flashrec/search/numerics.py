@@ -51,6 +51,7 @@ def _logical_shift(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def gumbel(key: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise, float32, a pure function of the int64 ``key``."""
-    uniform = (_logical_shift(mix64(key), 40).float() + 0.5) * 2.0**-24
+    """Standard Gumbel noise, float32 and finite, a pure function of the int64 ``key``."""
+    # 23 bits and a half are exact in float32; with 24 the largest would round to 1, whose noise is infinite.
+    uniform = (_logical_shift(mix64(key), 41).float() + 0.5) * 2.0**-23
     return -torch.log(-torch.log(uniform))

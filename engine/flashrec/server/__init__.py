@@ -1,9 +1,5 @@
-"""The HTTP server: SGLang- and OpenAI-compatible endpoints over one scheduler."""
+"""The HTTP server: SGLang- and OpenAI-compatible endpoints over one scheduler.
 
-from __future__ import annotations
-
-from flashrec.server.app import create_app
-from flashrec.server.config import ServerConfig
-from flashrec.server.run import serve
-
-__all__ = ["ServerConfig", "create_app", "serve"]
+Start at :func:`flashrec.server.run.serve` (a process) or :func:`flashrec.server.app.create_app` (an ASGI
+application). Nothing is imported here, so that prompts can be built without the web framework.
+"""

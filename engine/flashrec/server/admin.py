@@ -13,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
 import flashrec
-from flashrec.profiler import ProfilerStateError, preload
+from flashrec.profiler import ProfilerStateError
 from flashrec.request import Request
 from flashrec.server.bodies import read_body
 from flashrec.server.context import Context
@@ -21,6 +21,7 @@ from flashrec.server.errors import from_validation
 from flashrec.server.jobs import Job, admitted, search
 from flashrec.server.profiling import StartProfileRequest, profile_options
 from flashrec.server.schemas import Body
+from flashrec.torch_trace import preload
 
 B = TypeVar("B", bound=Body)
 

@@ -64,7 +64,7 @@ class StringTable(Sequence[str]):
 
     def take(self, positions: NDArray[np.integer]) -> StringTable:
         """The strings at ``positions``, int ``[n]``, in that order."""
-        lengths = np.diff(self.offsets)[positions]
+        lengths = self.offsets[positions + 1] - self.offsets[positions]
         offsets = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
         blob = np.empty(int(offsets[-1]), dtype=np.uint8)
         # In slices: the byte index below is eight times the size of the bytes that it gathers.

@@ -103,6 +103,9 @@ def _cache(lab: Lab, engine: Engine) -> None:
         shared = prompt[: page * max(1, len(prompt) // page // 2)]
         engine.generate([lab.request((*shared, *lab.task.prompts[-1]), 2)])
         part = lab.wave(engine, Place("cache", "partly warm"), "default", [], rng)
+        engine.flush_cache()
+        engine.generate([lab.request((*prompt[: page - 1], prompt[page], *prompt[page:]), 2)])
+        lab.wave(engine, Place("cache", "after a near twin"), "default", [], rng)
         lab.report.count("cache", "cold runs", cold.cached_tokens == 0)
         lab.report.count("cache", "warm runs", warm.cached_tokens > 0)
         lab.report.count("cache", "partly warm runs", 0 < part.cached_tokens < warm.cached_tokens)
@@ -128,7 +131,7 @@ def _chunks(lab: Lab, engine: Engine) -> None:
 
 def _small_pool(task: Task) -> dict[str, Any]:
     """Room for the probe and one more of its length: whoever else comes evicts it."""
-    page = EngineConfig.model_fields["page_size"].default
+    page = EngineConfig(model_path=Path(task.model_path)).page_tokens
     pages = -(-(len(task.prompts[0]) + 1) // page)
     return {"kv_pool_tokens": 2 * pages * page}
 
@@ -212,15 +215,14 @@ def _arrival(lab: Lab, engine: Engine) -> None:
             requests = [replace(mate, rid=f"mate {number}") for number, mate in enumerate(lab.mates(rng, 40))]
             requests.append(replace(lab.probe("default", engine), rid="default"))
             rng.shuffle(requests)
-            answers = []
+            answers = {}
             for request in requests:
-                answers.append(scheduler.submit(request))
+                answers[request.rid] = scheduler.submit(request)
                 time.sleep(rng.choice((0.0, 0.0, 0.002, 0.02)))
-            for answer in answers:
-                result = answer.result(_WAIT_S)
-                if result.rid == "default":
-                    lab.observe(engine, Place("arrival", f"turn {turn}"), result, rows=0, requests=0, at=0)
-                    lab.report.count("arrival", "waves")
+            results = {rid: answer.result(_WAIT_S) for rid, answer in answers.items()}
+            mine = replace(results["default"], rid="default")
+            lab.observe(engine, Place("arrival", f"turn {turn}"), mine, rows=0, requests=len(requests), at=0)
+            lab.report.count("arrival", "waves")
     finally:
         scheduler.close()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flashrec import EngineConfig
 from flashrec_harness.material import Material, Prompt
 from flashrec_harness.outcome import SuiteContext
 
@@ -15,6 +17,8 @@ RUNS = 30
 
 _PROMPTS = 12
 _RANDOM_TOKENS = 90
+_PAGES = 3
+"""Whole pages of the shortest prompt: fewer would leave nothing between a full hit and none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +58,27 @@ class Task:
 
 
 def suite_prompts(context: SuiteContext, material: Material) -> tuple[Prompt, ...]:
-    """Prompts of held-out histories where the checkpoint has them, else of random tokens; the longest first."""
+    """Prompts of held-out histories where the checkpoint has them, else of random tokens; the longest first.
+
+    One that is short of three pages goes on with the next ones.
+    """
     has_histories = material.catalog is not None and material.sequences.is_file()
     prompts = (
         material.history_prompts(8 * _PROMPTS)
         if has_histories
         else material.random_prompts(_PROMPTS, _RANDOM_TOKENS, context.seed)
     )
-    return tuple(sorted(prompts, key=len, reverse=True)[:_PROMPTS])
+    longest = sorted(prompts, key=len, reverse=True)[:_PROMPTS]
+    shortest = _PAGES * EngineConfig(model_path=context.model_path).page_tokens + 1
+    return tuple(sorted((_prolonged(longest, index, shortest) for index in range(len(longest))), key=len, reverse=True))
+
+
+def _prolonged(prompts: Sequence[Prompt], index: int, tokens: int) -> Prompt:
+    joined = list(prompts[index])
+    while len(joined) < tokens:
+        index = (index + 1) % len(prompts)
+        joined += prompts[index]
+    return tuple(joined)
 
 
 def make_tasks(

@@ -78,9 +78,10 @@ def rope_off_by_one_after_hit() -> Iterator[None]:
     """After a cache hit the rest of the prompt is rotated by one position too many."""
     real = Prefill._segment
 
-    def segment(self: Prefill, member: Member, seg: Segment) -> tuple[NDArray[np.int32], ...]:
-        tokens, positions, slots = real(self, member, seg)
-        return tokens, positions + np.int32(member.cached > 0), slots
+    def segment(self: Prefill, member: Member, seg: Segment) -> NDArray[np.int32]:
+        found = real(self, member, seg)
+        found[1] += member.cached > 0
+        return found
 
     with mock.patch.object(Prefill, "_segment", segment):
         yield
@@ -91,12 +92,10 @@ def positions_restart_in_chunk() -> Iterator[None]:
     """In every chunk of a prompt but the first, the first token is rotated as if it stood one place earlier."""
     real = Prefill._segment
 
-    def segment(self: Prefill, member: Member, seg: Segment) -> tuple[NDArray[np.int32], ...]:
-        tokens, positions, slots = real(self, member, seg)
-        if seg.start > member.cached:
-            positions = positions.copy()
-            positions[0] -= 1
-        return tokens, positions, slots
+    def segment(self: Prefill, member: Member, seg: Segment) -> NDArray[np.int32]:
+        found = real(self, member, seg)
+        found[1, 0] -= seg.start > member.cached
+        return found
 
     with mock.patch.object(Prefill, "_segment", segment):
         yield

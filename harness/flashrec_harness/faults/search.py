@@ -61,7 +61,7 @@ def stale_padding_rows() -> Iterator[None]:
         )
         return replace(found, frontier=mixed)
 
-    with mock.patch("flashrec.runtime.decode.expand", expanding):
+    with mock.patch("flashrec.search.expand.expand", expanding):
         yield
 
 
@@ -153,5 +153,5 @@ def duplicated_beam() -> Iterator[None]:
         copied = replace(new, node=new.node[index], score=new.score[index], valid=new.valid[index])
         return replace(found, frontier=copied, parent=found.parent[index], code=found.code[index])
 
-    with mock.patch("flashrec.runtime.decode.expand", expanding):
+    with mock.patch("flashrec.search.expand.expand", expanding):
         yield

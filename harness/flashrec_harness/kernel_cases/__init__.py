@@ -18,6 +18,7 @@ from flashrec_harness.kernel_cases.pointwise import (
 )
 from flashrec_harness.kernel_cases.products import linear_cases, linear_fp8_cases
 from flashrec_harness.kernel_cases.rotary import qk_norm_rope_store_cases
+from flashrec_harness.kernel_cases.trie import trie_expand_cases
 
 CaseStrategy = Callable[[Lane], st.SearchStrategy[KernelCase]]
 
@@ -34,6 +35,7 @@ CASES: Mapping[str, CaseStrategy] = {
     "shared_prefix_attention": decode_cases,
     "shared_prefix_attention_quant": decode_quant_cases,
     "paged_prefill_attention": prefill_cases,
+    "trie_expand": trie_expand_cases,
 }
 
 __all__ = ["CASES", "CaseStrategy", "KernelCase", "Lane"]

@@ -46,10 +46,7 @@ def _pool(
     table = data.permutation(len(lengths) * pages).reshape(len(lengths), pages).int() + 1
     base = (len(lengths) * pages + 1) * page_size
     dtype = torch.float8_e4m3fn if fp8 else data.lane.dtype
-    k, v = (
-        poison_(torch.empty(base + beam_slots, heads, dim, dtype=dtype, device=data.lane.device))
-        for _ in range(2)
-    )
+    k, v = (poison_(torch.empty(base + beam_slots, heads, dim, dtype=dtype, device=data.lane.device)) for _ in range(2))
     pool = Pool(k, v, table, page_size, base)
     for request, length in enumerate(lengths):
         _fill(data, pool, pool.slots(request, length))

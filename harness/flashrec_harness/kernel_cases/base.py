@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from flashrec_harness.equivalence import CODES_APART, Rule
 
-
 INTERPRETER_CODE_STEPS = 8
 """Seen with Triton 3.6: a mantissa that rounds up to a power of two keeps its exponent, eight codes too low."""
 

@@ -110,14 +110,14 @@ def silu_mul_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
 @st.composite
 def silu_mul_quant_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
     """:func:`flashrec.kernels.silu_mul.silu_mul_quant`."""
-    return _row_case(draw, lane, 2, lambda result, _: code_outputs(*result, lane))
+    return _row_case(draw, lane, 2, lambda result, _: code_outputs(result[0], result[1], lane))
 
 
 @st.composite
 def quant_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
     """:func:`flashrec.kernels.quantize.quant_per_token`: same input, so the same codes."""
     apart = 0.0 if lane.compiled else CODES_APART
-    return _row_case(draw, lane, 1, lambda result, _: code_outputs(*result, lane, apart=apart))
+    return _row_case(draw, lane, 1, lambda result, _: code_outputs(result[0], result[1], lane, apart=apart))
 
 
 def random_fp8(data: Draws, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,106 @@
+"""The rules that judge kernels, on tensors whose verdict is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashrec_harness.equivalence import Rule, compare, distance, rounding_floor
+from flashrec_harness.guarded import GUARD, PoisonedOutputs, place
+
+FP8 = torch.float8_e4m3fn
+
+
+def _triple(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    exact = torch.randn(64, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return exact, exact.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_value_rounded_once_passes_and_one_wrong_element_fails(dtype: torch.dtype) -> None:
+    exact, eager = _triple(dtype)
+    assert compare(eager, exact, eager, Rule.MEASURED).passed
+    wrong = eager.clone()
+    wrong[17, 3] += 0.25
+    agreement = compare(wrong, exact, eager, Rule.MEASURED)
+    assert "largest error" in agreement.failure
+    assert agreement.ratio > 1.0
+
+
+def test_a_small_error_everywhere_fails_by_its_mean() -> None:
+    exact, eager = _triple(torch.bfloat16)
+    worst = float((eager.double() - exact).abs().max())
+    biased = (exact + worst).bfloat16()
+    assert "mean error" in compare(biased, exact, eager, Rule.MEASURED).failure
+
+
+def test_nan_and_zeros_fail() -> None:
+    exact, eager = _triple(torch.float32)
+    unwritten = eager.clone()
+    unwritten[0, 0] = float("nan")
+    assert "not finite" in compare(unwritten, exact, eager, Rule.MEASURED).failure
+    for rule in Rule:
+        codes = eager.to(FP8)
+        reference = codes if rule is Rule.CODES else eager
+        assert not compare(torch.zeros_like(reference), exact, reference, rule).passed
+
+
+def test_shape_and_dtype_must_agree() -> None:
+    exact, eager = _triple(torch.float32)
+    assert "shape or dtype" in compare(eager[:1], exact, eager, Rule.MEASURED).failure
+    assert "shape or dtype" in compare(eager.bfloat16(), exact, eager, Rule.BITWISE).failure
+
+
+def test_codes_one_apart_are_counted_and_two_apart_fail() -> None:
+    values = torch.linspace(-448.0, 448.0, 4001)
+    codes = values.to(FP8)
+    bits = codes.view(torch.uint8).clone()
+    positive = (bits > 8) & (bits < 0x70)
+    place_of_one = positive.nonzero()[100]
+    one = bits.clone()
+    one[place_of_one] += 1
+    agreement = compare(one.view(FP8), values.double(), codes, Rule.CODES)
+    assert agreement.passed
+    assert agreement.detail.startswith("1 of 4001")
+    two = bits.clone()
+    two[place_of_one] += 2
+    assert "2 apart" in compare(two.view(FP8), values.double(), codes, Rule.CODES).failure
+    assert not compare(one.view(FP8), values.double(), codes, Rule.CODES, codes_apart=0.0).passed
+    many = torch.where(positive, bits + 1, bits)
+    assert "more than" in compare(many.view(FP8), values.double(), codes, Rule.CODES).failure
+
+
+def test_a_sign_flip_is_not_one_code_apart() -> None:
+    codes = torch.full((10,), 1.0).to(FP8)
+    assert not compare((-codes.float()).to(FP8), codes.double(), codes, Rule.CODES).passed
+
+
+def test_distance_and_floor() -> None:
+    x = torch.tensor([3.0, 4.0])
+    assert distance(x, x) == 0.0
+    assert distance(x, torch.zeros(2)) == 1.0
+    assert distance(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])) == 1.0
+    step = rounding_floor(torch.full((1000,), 1.0) + torch.rand(1000) / 3, torch.bfloat16)
+    assert 0.0 < float(step.max()) <= 2.0**-7
+
+
+def test_guards_see_a_write_on_either_side_and_between_rows() -> None:
+    for target in (-1, 6, 16):
+        placed = place(torch.randn(3, 5), pad=2)
+        assert placed.intact()
+        flat = placed.buffer[GUARD - 1 :]
+        flat[target + 1] = 0.0
+        assert placed.intact() is False, target
+
+
+def test_poisoned_outputs_start_as_nan_and_tell_on_an_overrun() -> None:
+    with PoisonedOutputs() as outputs:
+        floats, codes = torch.empty(3, 4), torch.empty(5, dtype=FP8)
+        counts = torch.empty(2, dtype=torch.int32)
+    assert torch.isnan(floats).all()
+    assert torch.isnan(codes.float()).all()
+    assert counts.tolist() == [0, 0]
+    floats.zero_()
+    assert outputs.intact()
+    torch.as_strided(floats, (1,), (1,), floats.storage_offset() + 12).zero_()
+    assert not outputs.intact()

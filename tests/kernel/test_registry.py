@@ -1,0 +1,52 @@
+"""Walks the registry: a kernel is tested because it is registered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flashrec.kernels._triton import MODE, TritonMode
+from flashrec.kernels.registry import REGISTRY, Kernel, KernelSpec
+from flashrec_harness import kernel_compile
+from flashrec_harness.kernel_cases import CASES, Lane
+from flashrec_harness.kernels_suite import check_of, judge
+from flashrec_harness.outcome import Outcome
+
+_INTERPRETED = Lane(torch.device("cpu"), torch.float32, compiled=False)
+_COMPILED = [Lane(torch.device("cuda"), dtype, compiled=True) for dtype in (torch.bfloat16, torch.float32)]
+_WALK = [
+    pytest.param(spec, name, kernel, id=f"{spec.name}-{name}")
+    for spec in REGISTRY.values()
+    for name, kernel in spec.implementations.items()
+]
+
+
+def test_every_registered_kernel_has_cases() -> None:
+    assert set(CASES) == set(REGISTRY)
+
+
+@pytest.mark.skipif(MODE is not TritonMode.INTERPRETER, reason="kernels are compiled in this process")
+@pytest.mark.parametrize(("spec", "name", "kernel"), _WALK)
+def test_interpreted(spec: KernelSpec, name: str, kernel: Kernel) -> None:
+    check = check_of(spec, name, _INTERPRETED, judge(spec, name, kernel, _INTERPRETED, examples=8))
+    if check.outcome is Outcome.NOT_RUN:
+        pytest.skip(check.reason)
+    assert check.outcome is Outcome.PASS, check.reason
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lane", _COMPILED, ids=lambda lane: str(lane.dtype))
+@pytest.mark.parametrize(("spec", "name", "kernel"), _WALK)
+def test_compiled(spec: KernelSpec, name: str, kernel: Kernel, lane: Lane) -> None:
+    check = check_of(spec, name, lane, judge(spec, name, kernel, lane, examples=12))
+    if check.outcome is Outcome.NOT_RUN:
+        pytest.skip(check.reason)
+    assert check.outcome is Outcome.PASS, check.reason
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(MODE is not TritonMode.INTERPRETER, reason="kernels are compiled in this process")
+def test_every_kernel_compiles_for_hopper_without_a_gpu() -> None:
+    check = kernel_compile.check()
+    assert check.outcome is Outcome.PASS, check.reason
+    assert {row["kernel"] for row in check.rows} >= {"_split_gemm_kernel", "_prefill_kernel", "_merge_kernel"}
