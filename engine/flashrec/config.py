@@ -48,7 +48,11 @@ class EngineConfig(BaseModel):
         None, ge=2, description="longest prompt in tokens; default what the model and the pool allow"
     )
     max_decode_steps: int = Field(8, ge=1, le=64, description="longest search without a catalog, in tokens")
-    max_prefill_tokens: int = Field(16384, ge=16, description="prompt tokens per forward pass; more are chunked")
+    max_prefill_tokens: int | None = Field(
+        None,
+        ge=16,
+        description="prompt tokens per forward pass, more are chunked; default 32,768 on a GPU, 8,192 on a CPU",
+    )
     page_size: int | None = Field(
         None, ge=1, le=256, description="tokens per page of the KV pool; default 64 on a GPU and 16 on a CPU"
     )
@@ -109,6 +113,11 @@ class EngineConfig(BaseModel):
     def page_tokens(self) -> int:
         """Tokens per page. A whole tile of keys in one page is what the GPU kernels read fastest."""
         return self.page_size or (64 if self.torch_device.type == "cuda" else 16)
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Most prompt tokens of a forward pass."""
+        return self.max_prefill_tokens or (32768 if self.torch_device.type == "cuda" else 8192)
 
     @property
     def rows_per_wave(self) -> int:

@@ -25,6 +25,15 @@ def shop(tmp_path: Path) -> Iterator[Running]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """For requests that change nothing."""
+    directory = tmp_path_factory.mktemp("shop")
+    config = ServerConfig(port=0, profiler_dir=directory / "profiles", max_body_bytes=1000)
+    with running(make_scheduler(directory), config) as server:
+        yield server
+
+
 def test_health_and_health_generate(shop: Running) -> None:
     assert shop.client.get("/health").status_code == 200
     assert shop.scheduler.submitted == []
@@ -120,8 +129,8 @@ def test_profile_from_start_to_file(shop: Running, tmp_path: Path) -> None:
     assert {"flashrec.tokenize", "flashrec.respond"} <= spans
 
 
-def test_stopping_what_never_started_is_a_409(shop: Running) -> None:
-    assert shop.client.post("/stop_profile").status_code == 409
+def test_stopping_what_never_started_is_a_409(refusing: Running) -> None:
+    assert refusing.client.post("/stop_profile").status_code == 409
 
 
 @pytest.mark.parametrize(
@@ -140,11 +149,11 @@ def test_stopping_what_never_started_is_a_409(shop: Running) -> None:
         ({"surprise": 1}, "surprise"),
     ],
 )
-def test_bad_profile_fields(shop: Running, body: dict[str, object], field: str) -> None:
-    response = shop.post("/start_profile", body)
+def test_bad_profile_fields(refusing: Running, body: dict[str, object], field: str) -> None:
+    response = refusing.post("/start_profile", body)
     assert response.status_code == 400, response.text
     assert error_of(response)["param"] == field
-    assert shop.scheduler.engine.profiler.state == "idle"
+    assert refusing.scheduler.engine.profiler.state == "idle"
 
 
 def test_output_dir_is_resolved_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,29 +170,29 @@ def test_output_dir_is_resolved_inside(tmp_path: Path, monkeypatch: pytest.Monke
             resolve_inside(Path("profiles"), outside)
 
 
-def test_transport_errors(shop: Running) -> None:
-    assert shop.client.get("/generate").status_code == 405
-    assert error_of(shop.client.get("/nothing"))["code"] == "http_error"
-    assert shop.raw("/generate", b'{"text": "x"}', "text/plain").status_code == 415
-    large = shop.raw("/generate", b'{"text": "' + b"x" * 1000 + b'"}')
+def test_transport_errors(refusing: Running) -> None:
+    assert refusing.client.get("/generate").status_code == 405
+    assert error_of(refusing.client.get("/nothing"))["code"] == "http_error"
+    assert refusing.raw("/generate", b'{"text": "x"}', "text/plain").status_code == 415
+    large = refusing.raw("/generate", b'{"text": "' + b"x" * 1000 + b'"}')
     assert (large.status_code, error_of(large)["code"]) == (413, "body_too_large")
 
     def chunks() -> Iterator[bytes]:
         yield from [b"x" * 600, b"x" * 600]
 
-    chunked = shop.client.post("/generate", content=chunks(), headers={"content-type": "application/json"})
+    chunked = refusing.client.post("/generate", content=chunks(), headers={"content-type": "application/json"})
     assert chunked.status_code == 413
 
 
-def test_request_ids(shop: Running) -> None:
-    given = shop.client.get("/health", headers={"x-request-id": "abc-1"})
+def test_request_ids(refusing: Running) -> None:
+    given = refusing.client.get("/health", headers={"x-request-id": "abc-1"})
     assert given.headers["x-request-id"] == "abc-1"
-    made = shop.client.get("/health", headers={"x-request-id": "a b\tc"}).headers["x-request-id"]
+    made = refusing.client.get("/health", headers={"x-request-id": "a b\tc"}).headers["x-request-id"]
     assert re.fullmatch("[0-9a-f]{32}", made)
 
 
-def test_the_openapi_document_describes_the_bodies(shop: Running) -> None:
-    document = shop.client.get("/openapi.json").json()
+def test_the_openapi_document_describes_the_bodies(refusing: Running) -> None:
+    document = refusing.client.get("/openapi.json").json()
     schema = document["paths"]["/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert schema == {"$ref": "#/components/schemas/GenerateRequest"}
     assert "beam_width" in document["components"]["schemas"]["SamplingParams"]["properties"]

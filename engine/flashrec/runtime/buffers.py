@@ -17,14 +17,15 @@ from flashrec.transfer import overwrite
 
 
 def row_buckets(max_rows: int) -> list[int]:
-    """Row counts that decode programs exist for: powers of two and their 1.25, 1.5 and 1.75 multiples from 64.
+    """Row counts that decode programs exist for: powers of two, quarters between them from 64 and eighths from 1,024.
 
-    Padding wastes at most a fifth of a large wave's rows, and there are few enough buckets to capture all.
+    From 128 rows on they are multiples of a GEMM's tile, so the padding is rows that a tile would compute anyway.
     """
     sizes = {1, 2, 4, 8, 16, 32, 48}
     base = 64
     while base < max_rows:
-        sizes.update(base * quarter // 4 for quarter in (4, 5, 6, 7))
+        parts = 4 if base < 1024 else 8
+        sizes.update(base + base * part // parts for part in range(parts))
         base *= 2
     return sorted({size for size in sizes if size < max_rows} | {max_rows})
 

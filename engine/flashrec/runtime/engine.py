@@ -90,7 +90,7 @@ class Engine:
             self.parts.ops,
             page_size=config.page_tokens,
             tile_rows=self.parts.tile_rows,
-            max_tokens=config.max_prefill_tokens,
+            max_tokens=config.prefill_chunk,
             profiler=self.profiler,
             graphs=self._prefill_graphs(),
         )
@@ -259,7 +259,7 @@ class Engine:
             self.parts.model,
             self.parts.attention,
             self.parts.ops,
-            limit=min(self.config.max_prefill_tokens, self.parts.limits.max_context),
+            limit=min(self.config.prefill_chunk, self.parts.limits.max_context),
             requests=self.config.max_requests,
             pages=-(-self.parts.limits.max_context // self.config.page_tokens),
         )

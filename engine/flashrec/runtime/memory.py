@@ -63,7 +63,7 @@ def plan_memory(config: EngineConfig, model: ModelConfig, passes: int, weight_by
 def _gpu_pages(config: EngineConfig, model: ModelConfig, per_token: int, beam_slots: int, weight_bytes: int) -> int:
     """Pages that fit beside the weights, the beam slots and the widest pass's activations."""
     free, _ = torch.cuda.mem_get_info(config.torch_device)
-    rows = max(config.max_prefill_tokens, config.rows_per_wave)
+    rows = max(config.prefill_chunk, config.rows_per_wave)
     widest = 3 * model.intermediate_size + 2 * model.qkv_size + 6 * model.hidden_size
     logits = 3 * 4 * config.rows_per_wave * min(model.vocab_size, 1 << 16)
     workspace = rows * widest * 2 + logits

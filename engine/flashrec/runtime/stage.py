@@ -105,7 +105,9 @@ class DecodeStage:
         return self._graph(key, buffers, filtered=filters is not None).replay()
 
     def warm_up(self, key: WaveKey) -> None:
-        """Capture the program of every bucket, with and without filters, largest first so that they share memory.
+        """Capture the program of every bucket, largest first so that they share memory, and one with filters.
+
+        The other buckets' filtered programs, and those of other score spaces, are captured when first used.
 
         Raises:
             EngineFault: an operation cannot be captured.
@@ -113,8 +115,8 @@ class DecodeStage:
         if not self.uses_graphs:
             return
         for rows in reversed(self.buckets):
-            for filtered in (False, True):
-                self._graph(key, self.buffers(rows, key), filtered=filtered)
+            self._graph(key, self.buffers(rows, key), filtered=False)
+        self._graph(key, self.buffers(self.buckets[0], key), filtered=True)
 
     def program(self, key: WaveKey) -> CatalogProgram:
         """The search of waves that share ``key``."""

@@ -1,0 +1,253 @@
+"""Attention over the paged pool against PyTorch's own, and its bits across chunks and caches (SPEC R1, R2)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_checkpoint import write_checkpoint
+from torch.nn import functional
+
+from flashrec import Engine, EngineConfig
+from flashrec.attention.base import DecodeMeta, PrefillMeta
+from flashrec.attention.paged import PagedAttention
+from flashrec.kernels import paged_attention
+from flashrec.kernels.ops import select_ops
+from flashrec.kernels.tiles import row_tiles
+from flashrec.kvcache.pool import KVPool
+
+CPU = torch.device("cpu")
+DIM = 8
+HEADS = st.sampled_from([(4, 2), (4, 4), (6, 2), (8, 1)])
+PAGE_SIZES = st.sampled_from([1, 5, 16, 64, 128])
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """``length`` tokens in the pool, of which the pass computes those from ``cached`` on."""
+
+    length: int
+    cached: int = 0
+
+
+class Lab:
+    """A pool full of random keys and values, in which prompts own scattered pages."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        heads: tuple[int, int] = (4, 2),
+        page_size: int = 16,
+        *,
+        beam_slots: int = 0,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        self.prompts = prompts
+        self.num_heads, kv_heads = heads
+        counts = [-(-prompt.length // page_size) for prompt in prompts]
+        self.pool = KVPool.allocate(
+            num_layers=2,
+            num_kv_heads=kv_heads,
+            head_dim=DIM,
+            num_pages=sum(counts) + 3,
+            page_size=page_size,
+            beam_slots=beam_slots,
+            dtype=dtype,
+            device=CPU,
+            k_scale=(0.5, 2.0),
+            v_scale=(0.25, 3.0),
+        )
+        self.random = torch.Generator().manual_seed(seed)
+        for cache in (self.pool.k, self.pool.v):
+            cache.copy_(torch.randn(cache.shape, generator=self.random))
+        free = list(np.random.default_rng(seed).permutation(np.arange(1, sum(counts) + 3)))
+        self.pages = [[int(free.pop()) for _ in range(count)] for count in counts]
+        ops = select_ops(CPU, torch.float32)
+        self.attention = PagedAttention(self.pool, self.num_heads, ops)
+
+    def queries(self, rows: int) -> torch.Tensor:
+        return torch.randn(rows, self.num_heads, DIM, generator=self.random)
+
+    def table(self, spare: int = 0) -> torch.Tensor:
+        """Pages of every prompt; what stands behind them is the scratch page."""
+        width = max(map(len, self.pages)) + spare
+        return torch.tensor([[*pages, *[0] * (width - len(pages))] for pages in self.pages], dtype=torch.int32)
+
+    def meta(self, parts: Sequence[Prompt], rows: Sequence[int] | None = None, spare: int = 0) -> PrefillMeta:
+        """A pass that computes ``parts``; ``rows`` are the prompts that they belong to."""
+        owners = list(range(len(parts))) if rows is None else list(rows)
+        lengths = [part.length - part.cached for part in parts]
+        positions = [range(part.cached, part.length) for part in parts]
+        return PrefillMeta(
+            query_lens=lengths,
+            kv_lens=[part.length for part in parts],
+            pages=[self.pages[owner] for owner in owners],
+            kv_len=torch.tensor([part.length for part in parts], dtype=torch.int32),
+            positions=torch.tensor(list(itertools.chain(*positions)), dtype=torch.int32),
+            page_table=self.table(spare)[owners],
+            tiles=row_tiles(lengths, self.attention.tile_rows),
+        )
+
+    def slots(self, prompt: int) -> torch.Tensor:
+        size = self.pool.page_size
+        length = self.prompts[prompt].length
+        return torch.tensor([self.pages[prompt][place // size] * size + place % size for place in range(length)])
+
+    def sdpa(self, q: torch.Tensor, slots: torch.Tensor, layer: int, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """``torch`` attention in float64 of ``q`` [rows, heads, d] over the keys in ``slots``."""
+        scales = (self.pool.k_scale, self.pool.v_scale) if self.pool.k.dtype.itemsize == 1 else ((1.0,) * 2,) * 2
+        k, v = (
+            cache[layer][slots].double().transpose(0, 1) * scale[layer]
+            for cache, scale in zip((self.pool.k, self.pool.v), scales, strict=True)
+        )
+        out = functional.scaled_dot_product_attention(
+            q.double().transpose(0, 1).unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), mask, enable_gqa=True
+        )
+        return out[0].transpose(0, 1)
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[Prompt]:
+    found = []
+    for _ in range(draw(st.integers(1, 3))):
+        length = draw(st.sampled_from([1, 2, 15, 16, 17, 63, 64, 65, 130]))
+        found.append(Prompt(length, draw(st.integers(0, length - 1))))
+    return found
+
+
+@given(prompts(), HEADS, PAGE_SIZES, st.sampled_from([torch.float32, torch.float8_e4m3fn]))
+def test_prefill_equals_torch(wave: list[Prompt], heads: tuple[int, int], page_size: int, dtype: torch.dtype) -> None:
+    lab = Lab(wave, heads, page_size, dtype=dtype)
+    meta = lab.meta(wave, spare=2)
+    q = lab.queries(sum(meta.query_lens))
+    for layer in range(2):
+        found = lab.attention.prefill(meta)(q, layer).split(list(meta.query_lens))
+        for index, (prompt, part) in enumerate(zip(wave, q.split(list(meta.query_lens)), strict=True)):
+            seen = torch.arange(prompt.length) <= torch.arange(prompt.cached, prompt.length).unsqueeze(1)
+            wanted = lab.sdpa(part, lab.slots(index), layer, seen)
+            torch.testing.assert_close(found[index].double(), wanted, atol=2e-5, rtol=2e-5)
+
+
+def in_pieces(lab: Lab, q: torch.Tensor, cuts: Sequence[int]) -> torch.Tensor:
+    """The first prompt's attention, computed in passes that end at ``cuts``."""
+    pieces = []
+    for start, end in itertools.pairwise([0, *cuts, lab.prompts[0].length]):
+        attend = lab.attention.prefill(lab.meta([Prompt(end, start)], [0]))
+        pieces.append(attend(q[start:end], 0))
+    return torch.cat(pieces)
+
+
+@given(st.sampled_from([17, 64, 65, 130, 200]), HEADS, PAGE_SIZES, st.data())
+def test_whole_chunked_and_cached_prefill_have_the_same_bits(
+    length: int, heads: tuple[int, int], page_size: int, data: st.DataObject
+) -> None:
+    lab = Lab([Prompt(length), Prompt(70), Prompt(3)], heads, page_size)
+    q = lab.queries(length)
+    whole = lab.attention.prefill(lab.meta([Prompt(length)], [0]))(q, 0)
+    cuts = data.draw(st.lists(st.integers(1, length - 1), unique=True, max_size=4).map(sorted))
+    assert torch.equal(in_pieces(lab, q, cuts), whole)
+    cached = data.draw(st.integers(1, length - 1))
+    among = lab.meta([Prompt(70, 9), Prompt(length, cached), Prompt(3)], [1, 0, 2], spare=3)
+    attend = lab.attention.prefill(among)
+    found = attend(torch.cat((lab.queries(61), q[cached:], lab.queries(3))), 0)
+    assert torch.equal(found[61 : 61 + length - cached], whole[cached:])
+
+
+def test_tiles_that_start_at_the_chunk_would_be_seen() -> None:
+    """Keys reduced in tiles of another size for a warm pass: the control of the test above."""
+    lab = Lab([Prompt(200)])
+    q = lab.queries(200)
+    whole = lab.attention.prefill(lab.meta([Prompt(200)]))(q, 0)
+    with mock.patch.object(paged_attention, "KV_TILE", 48):
+        assert not torch.equal(in_pieces(lab, q, [90]), whole)
+
+
+def test_static_prefill_forgets_the_pass_before() -> None:
+    wave = [Prompt(130), Prompt(40, 7), Prompt(90, 80)]
+    lab = Lab(wave)
+    static = lab.attention.static_prefill(tokens=256, requests=4, pages=lab.table().shape[1])
+    for parts, rows in ((wave, [0, 1, 2]), ([Prompt(33, 2)], [1]), ([Prompt(90, 12), Prompt(1)], [2, 0])):
+        meta = lab.meta(parts, rows)
+        count = sum(meta.query_lens)
+        q = torch.zeros(256, lab.num_heads, DIM)
+        q[:count] = lab.queries(count)
+        static.plan(meta)
+        assert torch.equal(static.attend(q, 1)[:count], lab.attention.prefill(meta)(q[:count], 1))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 16, 63, 64, 100]), st.integers(1, 40)), min_size=1, max_size=3),
+    HEADS,
+    PAGE_SIZES,
+    st.integers(1, 3),
+    st.sampled_from([torch.float32, torch.float8_e4m3fn]),
+)
+def test_decode_through_ancestors_equals_torch(
+    wave: list[tuple[int, int]], heads: tuple[int, int], page_size: int, stored: int, dtype: torch.dtype
+) -> None:
+    widths = [width for _, width in wave]
+    rows = sum(widths) + 5
+    lab = Lab([Prompt(length) for length, _ in wave], heads, page_size, beam_slots=3 * rows, dtype=dtype)
+    owner = np.repeat(np.arange(len(wave)), widths)
+    starts = np.cumsum(widths) - widths
+    rng = np.random.default_rng(stored)
+    ancestors = torch.zeros(3, rows, dtype=torch.int32)
+    for step in range(3):
+        ancestors[step, : sum(widths)] = torch.from_numpy(starts[owner] + rng.integers(0, np.array(widths)[owner]))
+    ancestors[stored - 1] = torch.arange(rows)
+    meta = DecodeMeta(
+        page_table=lab.table(spare=1),
+        context_len=torch.tensor([length for length, _ in wave], dtype=torch.int32),
+        tiles=row_tiles(widths, lab.attention.tile_rows, capacity=rows),
+        ancestors=ancestors,
+        stored=stored,
+    )
+    q = lab.queries(rows)
+    found = lab.attention.decode(meta)(q, 1)
+    for row, request in enumerate(owner.tolist()):
+        beam = torch.tensor([lab.pool.beam_base + step * rows + int(ancestors[step, row]) for step in range(stored)])
+        wanted = lab.sdpa(q[row : row + 1], torch.cat((lab.slots(request), beam)), 1)
+        torch.testing.assert_close(found[row : row + 1].double(), wanted, atol=2e-5, rtol=2e-5)
+
+
+PROMPT = (5, 9, 33, 2, 71, 40, 8, 8, 60, 17, 90, 3, 21, 50, 51, 52, 53, 60, 61)
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    path = write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+    return Engine(EngineConfig(model_path=path, device="cpu", max_beam_width=48, invariance_check=False))
+
+
+def errors(engine: Engine) -> list[float]:
+    """How far each beam's sum is from the sum of next-token log-probabilities of recomputed prompts."""
+    engine.flush_cache()
+    mates = [PROMPT[:3], PROMPT[2:12]]
+    result = engine.generate([mates[0], PROMPT, mates[1]], n=7, max_tokens=STEPS, ignore_eos=True)[1]
+    assert len({beam.token_ids[:2] for beam in result.beams}) > 1
+    found = []
+    for beam in result.beams:
+        total = 0.0
+        prefixes = [PROMPT + beam.token_ids[:step] for step in range(STEPS)]
+        for token, step in zip(beam.token_ids, engine.generate(prefixes, n=48, max_tokens=1), strict=True):
+            total += {one.token_ids[0]: one.cumulative_logprob for one in step.beams}[token]
+        found.append(abs(total - beam.cumulative_logprob))
+    return found
+
+
+def test_decode_equals_a_recomputed_forward(engine: Engine) -> None:
+    assert max(errors(engine)) < 1e-4
+
+
+def test_beams_that_keep_their_own_past_would_be_seen(engine: Engine) -> None:
+    with mock.patch("flashrec.runtime.free.reorder_ancestors"):
+        assert max(errors(engine)) > 1e-2
