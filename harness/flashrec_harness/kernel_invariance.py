@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
+import numpy as np
 import torch
 
 from flashrec.kernels.decode_attention_triton import SPLIT_TOKENS, shared_prefix_attention_triton
@@ -29,12 +31,10 @@ _CPU_BATCHES = (1, 2, 3, 11, 12, 15, 16, 17, 33, 64)
 def rows_that_differ(call: Rows, whole: torch.Tensor, batches: Sequence[int]) -> list[str]:
     """Compares the first and the last ``m`` rows, computed alone, with the same rows of ``whole``."""
     total = whole.shape[0]
-    different = []
-    for m in batches:
-        for rows in (slice(0, m), slice(total - m, total)):
-            if not torch.equal(call(rows), whole[rows]):
-                different.append(f"M {m} at row {rows.start}")
-    return different
+    spans = [span for m in batches for span in (slice(0, m), slice(total - m, total))]
+    return [
+        f"M {span.stop - span.start} at row {span.start}" for span in spans if not torch.equal(call(span), whole[span])
+    ]
 
 
 def _data(lane: Lane) -> Draws:
@@ -118,13 +118,12 @@ def _judge_decode(lane: Lane) -> list[str]:
     everything = slice(0, len(lengths))
     whole = call(everything, slice(0, rows), True)
     different = [] if torch.equal(call(everything, slice(0, rows), False), whole) else ["splits in turn"]
-    start = 0
-    for request, count in enumerate(beams):
-        part = slice(start, start + count)
+    starts = np.cumsum([0, *beams])
+    for request, (start, end) in enumerate(pairwise(starts)):
         for across in (True, False):
-            if not torch.equal(call(slice(request, request + 1), part, across), whole[part]):
+            alone = call(slice(request, request + 1), slice(start, end), across)
+            if not torch.equal(alone, whole[start:end]):
                 different.append(f"request {request} alone, parallel splits {across}")
-        start += count
     return different
 
 

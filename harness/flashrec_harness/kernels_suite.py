@@ -41,7 +41,7 @@ class Tally:
             self.failed = verdict
 
 
-class _CaseFailed(AssertionError):
+class _CaseFailedError(AssertionError):
     """Tells hypothesis that an example failed, so that it looks for a smaller one."""
 
 
@@ -76,12 +76,12 @@ def judge(spec: KernelSpec, name: str, kernel: Kernel, lane: Lane, *, examples: 
         verdict = check_case(spec, kernel, case, replay=lane.compiled)
         tally.add(verdict)
         if not verdict.passed:
-            raise _CaseFailed("; ".join(verdict.failures))
+            raise _CaseFailedError("; ".join(verdict.failures))
 
     drawn = every_case if seed is None else hypothesis.seed(seed)(every_case)
     try:
         drawn()
-    except _CaseFailed:
+    except _CaseFailedError:
         assert tally.failed is not None
     return tally
 

@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
     common = hypothesis.settings(deadline=None, print_blob=True)
     hypothesis.settings.register_profile("ci", common, derandomize=True, max_examples=50, database=None)
-    hypothesis.settings.register_profile("nightly", common, max_examples=1000)
+    hypothesis.settings.register_profile("nightly", common, derandomize=False, max_examples=1000)
     hypothesis.settings.load_profile(config.getoption("--hypothesis-budget"))
     config.pluginmanager.register(_GpuSession(config), "flashrec-gpu-session")
 

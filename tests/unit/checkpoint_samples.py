@@ -32,4 +32,4 @@ SMALL_CONFIG = CheckpointConfig(
 def small_shop(out: Path, *, config: CheckpointConfig = SMALL_CONFIG, seed: int = 5) -> dict[str, Any]:
     """Make a checkpoint of the small shop in ``out``."""
     shop = Shop(SMALL_SHOP, seed=seed)
-    return make_shop(out, seed=seed, shop=shop, users=40, test_users=12, config=config, console=QUIET)
+    return make_shop(out, seed=seed, shop=shop, users=40, test_users=12, margin_prompts=1, config=config, console=QUIET)

@@ -194,12 +194,11 @@ def cache_arguments(
 ) -> tuple[object, object, bool]:
     """What the kernels take for K and V: tensor descriptors where a page holds whole tiles, else the tensors.
 
-    Descriptors let the copy engine fetch a tile with one instruction; they need rows of 16 bytes or more, a
-    power of two. The choice follows from shapes alone. Returns (k, v, whether they are descriptors).
+    Descriptors let the copy engine fetch a tile with one instruction; they need a head_dim that is a power of
+    two, 16 or more. The choice follows from shapes alone. Returns (k, v, whether they are descriptors).
     """
     slots, kv_heads, head_dim = k_cache.shape
-    row_bytes = head_dim * k_cache.element_size()
-    fits = page_size % kv_tile == 0 and head_dim & (head_dim - 1) == 0 and row_bytes >= 16
+    fits = page_size % kv_tile == 0 and head_dim & (head_dim - 1) == 0 and head_dim >= 16
     if not (fits and k_cache.is_contiguous() and v_cache.is_contiguous()):
         return k_cache, v_cache, False
     block = [kv_tile, head_dim]

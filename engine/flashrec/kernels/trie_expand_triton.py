@@ -6,6 +6,10 @@ score, and read again only where the best key of its group of slots reaches a bo
 little more than ``n``. Group bests are distinct 64-bit keys (score, parent row, token order), so the bound is
 exact under any number of ties. Only integers are added atomically, and only to place entries of a list whose
 order does not matter.
+
+H200, 2026-11-29, random SIDs over 3 x 8,192, space ``sid`` (24,576 bf16 logits a row), one request, in a graph:
+the three levels of a 1.5 million catalog take 22, 22 and 19 us at n = 50 and 25, 34 and 26 us at n = 512; of a
+20 million one 22, 23 and 20 us, and 25, 40 and 27 us. Plain PyTorch takes 246, 361 and 337 us at n = 50.
 """
 
 from __future__ import annotations
@@ -20,10 +24,12 @@ from flashrec.kernels.trie_score_triton import normalise_kernel, score_kernel
 from flashrec.kernels.trie_select_triton import collect_kernel, place_kernel, threshold_kernel
 
 NORMALISE_BLOCK = 4096
-NORMALISE_WARPS = 8
-"""Both decide the order in which a row's exponentials are added, so neither may depend on a batch."""
+NORMALISE_WARPS = 16
+"""Both decide the order in which a row's exponentials are added, so neither may depend on a batch. H200,
+2026-11-29, 24,576 logits a row: 4.6 us for 50 rows and 75 us for 4,096; with 8 warps 6.6 and 82 us."""
 SLOT_BLOCK = 512
 PEAKS = 4096
+"""Lanes of a threshold program; twice as many take 8 us instead of 4 at n = 50."""
 MAX_GROUP = 64
 PLACE_BLOCK = 16
 PLACE_RIVALS = 256

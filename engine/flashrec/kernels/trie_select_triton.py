@@ -79,7 +79,8 @@ def threshold_kernel(
     few = reached < width
     low = tl.where(few, NO_KEY + 1, low)
     reached = tl.where(few, 0, reached)
-    # Between equal scores the bisection would go through the bits of the rank: a quarter more stops it before.
+    # Equal scores, which bf16 logits make common, would send an exact bisection through the bits of the rank:
+    # 26 us instead of 4 at a first level of 8,192 candidates (H200, 2026-11-29). A quarter more stops it before.
     most = width + (width + 3) // 4
     while (low < high) & (reached > most):
         # The average, rounded up, without an overflow.

@@ -47,8 +47,13 @@ def read_raw_config(model_path: Path) -> RawConfig:
     path = model_path / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; --model-path wants a Hugging Face model directory")
+    return read_json_object(path)
+
+
+def read_json_object(path: Path) -> RawConfig:
+    """Parse one of a checkpoint's JSON files. Raises :class:`CheckpointError` when it is not a JSON object."""
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path}: not JSON ({error})") from None
     if not isinstance(raw, dict):
@@ -96,11 +101,13 @@ def refuse_unsupported(raw: RawConfig, architecture: str) -> None:
 def checkpoint_is_fp8(raw: RawConfig) -> bool:
     """Whether ``quantization_config`` declares per-channel FP8 weights with dynamic per-token activations.
 
-    Raises :class:`UnsupportedModelError` for any other quantisation.
+    Raises :class:`UnsupportedModelError` for any other quantisation, :class:`CheckpointError` for no object.
     """
     quant = raw.get("quantization_config")
     if not quant:
         return False
+    if not isinstance(quant, dict):
+        raise CheckpointError(f"config.json: quantization_config = {quant!r}: expected an object")
     method = quant.get("quant_method")
     if method not in ("fp8", "compressed-tensors"):
         raise UnsupportedModelError(
@@ -140,12 +147,21 @@ def required(raw: RawConfig, field: str) -> Any:
     return raw[field]
 
 
+def dimension(raw: RawConfig, field: str, default: int | None = None) -> int:
+    """A positive integer; absent or null means ``default``. Raises :class:`CheckpointError`."""
+    value = required(raw, field) if default is None or raw.get(field) is not None else default
+    if not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"config.json: {field} = {value!r}: expected a positive integer")
+    return value
+
+
 def eos_ids(raw: RawConfig, model_path: Path) -> tuple[int, ...]:
     """End-of-sequence ids: ``generation_config.json``'s where present, else ``config.json``'s."""
     value = raw.get("eos_token_id")
     path = model_path / "generation_config.json"
     if path.is_file():
-        value = json.loads(path.read_text()).get("eos_token_id", value)
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+        value = read_json_object(path).get("eos_token_id", value)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(token, int) for token in ids):
+        raise CheckpointError(f"{model_path}: eos_token_id = {value!r}: expected an integer or a list of them")
+    return tuple(ids)

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from flashrec.batch import Activation, ForwardBatch
-from flashrec.errors import UnsupportedModelError
+from flashrec.errors import CheckpointError, UnsupportedModelError
 from flashrec.kvcache.pool import KVPool
 from flashrec.layers.linear import Linear
 from flashrec.layers.mlp import SwiGLU
@@ -22,6 +22,7 @@ from flashrec.models.config import (
     ModelConfig,
     RawConfig,
     checkpoint_is_fp8,
+    dimension,
     eos_ids,
     refuse_unsupported,
     required,
@@ -109,20 +110,25 @@ class Qwen3ForCausalLM(CausalLM):
             raise UnsupportedModelError(
                 f"config.json: hidden_act = {raw['hidden_act']!r} is not supported for Qwen3ForCausalLM; expected silu"
             )
-        hidden, heads = required(raw, "hidden_size"), required(raw, "num_attention_heads")
+        hidden, heads = dimension(raw, "hidden_size"), dimension(raw, "num_attention_heads")
+        kv_heads = dimension(raw, "num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise CheckpointError(
+                f"config.json: num_attention_heads = {heads} is no multiple of num_key_value_heads = {kv_heads}"
+            )
         rope = raw.get("rope_parameters") or {}
         return ModelConfig(
             architecture="Qwen3ForCausalLM",
-            vocab_size=required(raw, "vocab_size"),
+            vocab_size=dimension(raw, "vocab_size"),
             hidden_size=hidden,
-            intermediate_size=required(raw, "intermediate_size"),
-            num_layers=required(raw, "num_hidden_layers"),
+            intermediate_size=dimension(raw, "intermediate_size"),
+            num_layers=dimension(raw, "num_hidden_layers"),
             num_heads=heads,
-            num_kv_heads=raw.get("num_key_value_heads") or heads,
-            head_dim=raw.get("head_dim") or hidden // heads,
+            num_kv_heads=kv_heads,
+            head_dim=dimension(raw, "head_dim", hidden // heads),
             rms_norm_eps=required(raw, "rms_norm_eps"),
             rope_theta=float(rope.get("rope_theta") or required(raw, "rope_theta")),
-            max_position=required(raw, "max_position_embeddings"),
+            max_position=dimension(raw, "max_position_embeddings"),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             eos_token_ids=eos_ids(raw, model_path),
             fp8=checkpoint_is_fp8(raw),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from flashrec.errors import CheckpointError
 from flashrec.layers.weight import WeightTarget
 from flashrec.models.base import CausalLM
+from flashrec.models.config import read_json_object
 
 MAX_LISTED = 20
 FP8_EXTRA = (".input_scale", ".k_scale", ".v_scale")
@@ -24,7 +24,9 @@ def safetensors_files(model_path: Path) -> dict[str, Path]:
     """The file of every tensor name. Raises :class:`CheckpointError` when files are absent or unreadable."""
     index = model_path / "model.safetensors.index.json"
     if index.is_file():
-        names = json.loads(index.read_text())["weight_map"]
+        names = read_json_object(index).get("weight_map")
+        if not isinstance(names, dict):
+            raise CheckpointError(f"{index}: no weight_map, the object that names each tensor's file")
         files = {name: model_path / file for name, file in names.items()}
     else:
         single = model_path / "model.safetensors"

@@ -199,7 +199,7 @@ class Engine:
             "cached_pages": cache.cached_pages,
             "free_pages": pool.free_pages,
             "usable_pages": pool.usable_pages,
-            "buckets": dict(sorted(self.stage.bucket_use.items())),
+            "buckets": dict(sorted(dict(self.stage.bucket_use).items())),
             "graphs": self.stage.captured,
             "graph_replays": self.stage.graph_replays,
             "eager_waves": self.stage.eager_waves,

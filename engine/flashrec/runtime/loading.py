@@ -129,8 +129,9 @@ def load_tokenizer(model_path: Path) -> Any:
         return None
     try:
         return AutoTokenizer.from_pretrained(model_path, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError) as error:
-        raise CheckpointError(f"{model_path}: the tokenizer cannot be read ({error})") from None
+    except Exception as error:  # Of a broken file transformers and its parsers raise anything.
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{model_path}: the tokenizer cannot be read ({reason})") from None
 
 
 def load_catalog_parts(config: EngineConfig, tokenizer: Any) -> tuple[SidLayout | None, Catalog | None, Trie | None]:

@@ -19,6 +19,9 @@ from flashrec.sid.layout import SidLayout
 MIN_TEMPERATURE = 1e-3
 """Below it, float32 logits over the temperature lose what tells neighbouring candidates apart."""
 
+MAX_LENGTH_PENALTY = 16.0
+"""Scores stay finite in float32 up to it, either way; the longest search has 64 tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class WaveKey:
@@ -130,8 +133,11 @@ def _check_numbers(request: Request) -> None:
         raise RequestError("temperature", f"must be a finite number of at least 0, got {request.temperature}")
     if 0 < request.temperature < MIN_TEMPERATURE:
         raise RequestError("temperature", f"{request.temperature} is below {MIN_TEMPERATURE}; use 0 for no sampling")
-    if not math.isfinite(request.length_penalty):
-        raise RequestError("length_penalty", f"must be a finite number, got {request.length_penalty}")
+    if not abs(request.length_penalty) <= MAX_LENGTH_PENALTY:
+        bound = f"{MAX_LENGTH_PENALTY:g}"
+        raise RequestError(
+            "length_penalty", f"must be a finite number in -{bound} .. {bound}, got {request.length_penalty}"
+        )
     if request.seed is not None and not -(2**63) <= request.seed < 2**63:
         raise RequestError("seed", f"must fit 64 bits, got {request.seed}")
 
@@ -139,7 +145,9 @@ def _check_numbers(request: Request) -> None:
 def _prompt(input_ids: Sequence[int], limits: Limits, begin: int | None) -> NDArray[np.int32]:
     if len(input_ids) == 0:
         raise RequestError("input_ids", "the prompt is empty")
-    ids = np.asarray(input_ids, dtype=np.int64)
+    ids = np.asarray(input_ids)
+    if ids.dtype.kind not in "iu":
+        raise RequestError("input_ids", "token ids must be 64-bit integers")
     outside = (ids < 0) | (ids >= limits.vocab_size)
     if outside.any():
         where = int(np.argmax(outside))

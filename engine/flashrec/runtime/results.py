@@ -73,13 +73,14 @@ def _beams(
     if sids.end is not None:
         tokens.append(np.full(len(codes), sids.end))
     scores = penalised(totals, len(tokens), member.request.length_penalty)
-    items = [visible_items(member.request, names) for names in catalog.items_of_all(ranks)]
+    named = list(map(tuple, codes.tolist()))
+    items = map(functools.partial(visible_items, member.request), named, catalog.items_of_all(ranks))
     columns = (
         map(tuple, np.stack(tokens, axis=1).tolist()),
         totals.tolist(),
         scores.tolist(),
         itertools.repeat("stop"),
-        map(tuple, codes.tolist()),
+        named,
         items,
     )
     return [Beam(*fields) for fields in zip(*columns, strict=False)]

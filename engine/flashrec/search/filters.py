@@ -103,13 +103,16 @@ class FilterBuffers:
         return target
 
 
-def visible_items(request: Request, items: Sequence[str]) -> tuple[str, ...]:
-    """The items of a returned SID without those that the request excludes or does not allow."""
+def visible_items(request: Request, sid: tuple[int, ...], items: Sequence[str]) -> tuple[str, ...]:
+    """The items of a returned SID without those that the request excludes or does not allow.
+
+    A SID that ``allow_sids`` names brings all its items, another only those that ``allow_items`` names.
+    """
     if not request.exclude_items and request.allow_items is None:
         return tuple(items)
     hidden = set(request.exclude_items)
     kept = [item for item in items if item not in hidden]
-    if request.allow_items is not None and not request.allow_sids:
+    if request.allow_items is not None and sid not in (request.allow_sids or ()):
         allowed = set(request.allow_items)
         kept = [item for item in kept if item in allowed]
     return tuple(kept)

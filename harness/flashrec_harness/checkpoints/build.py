@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,14 @@ def make_checkpoint(
         "seed": seed,
         "settings": asdict(config),
         "parameters": sum(p.numel() for p in model.parameters()),
+        "codebooks": layout.sizes,
+        "held_out": len(held_out),
         "training": {
             "sequences": len(rows),
             "items": sum(map(len, rows)),
             "seconds": round(seconds, 1),
+            "device": f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}",
+            "date": date.today().isoformat(),
             "final_loss": round(float(np.mean(losses[-50:])), 4),
         },
     }

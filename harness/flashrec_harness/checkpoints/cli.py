@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +15,7 @@ from rich.table import Table
 from flashrec.errors import ConfigError
 from flashrec.sid import load_catalog
 from flashrec_harness.checkpoints.build import CheckpointConfig, make_checkpoint
+from flashrec_harness.checkpoints.card import COLUMNS, write_card
 from flashrec_harness.checkpoints.config import ModelConfig
 from flashrec_harness.checkpoints.make_shop import make_shop
 from flashrec_harness.checkpoints.sequences import History, read_histories
@@ -46,10 +49,11 @@ def command(
     catalog_sids: Annotated[
         int | None, typer.Option("--catalog-sids", min=1, help="With --shape: add a catalog of so many SIDs.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Decides weights, batches and dropout.")] = 0,
-    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Optimiser steps.")] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Decides weights, batches and dropout.")] = 0,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimiser steps.")] = _TRAINING.steps,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences per step.")] = _TRAINING.batch_size,
     learning_rate: Annotated[float, typer.Option(help="Peak of the schedule.")] = _TRAINING.learning_rate,
+    weight_decay: Annotated[float, typer.Option(help="Of matrices.")] = _TRAINING.weight_decay,
     dropout: Annotated[float, typer.Option(min=0, max=0.9, help="For small data.")] = _TRAINING.dropout,
     shuffle_history: Annotated[
         float, typer.Option(min=0, max=1, help="Share of histories whose order is forgotten.")
@@ -67,28 +71,30 @@ def command(
         return
     training = replace(
         _TRAINING,
-        steps=_TRAINING.steps if steps is None else steps,
+        steps=steps,
         batch_size=batch_size,
         learning_rate=learning_rate,
+        weight_decay=weight_decay,
         dropout=dropout,
         shuffle_history=shuffle_history,
     )
     model = replace(_MODEL, hidden_size=hidden_size, intermediate_size=3 * hidden_size, num_hidden_layers=layers)
     config = CheckpointConfig(model=model, training=training)
     if catalog is None:
+        source = ["--shop"]
         report = make_shop(out, seed=seed, config=config, console=console)
     else:
-        if not sequences:
-            raise ConfigError("--sequences: needed with --catalog")
+        source = _source(catalog, sequences or [], held_out, histories_only)
         report = make_checkpoint(
             load_catalog(catalog, None),
-            [h for path in sequences for h in training_histories(path, histories_only)],
+            [h for path in sequences or [] for h in training_histories(path, histories_only)],
             out,
             seed=seed,
             held_out=read_histories(held_out) if held_out else (),
             config=config,
             console=console,
         )
+    write_card(report, recipe(source, config, seed), out)
     show(report, out, Console())
 
 
@@ -100,16 +106,45 @@ def training_histories(path: Path, histories_only: bool) -> list[History]:
     return [History(row.user, row.items if row.target is None else (*row.items, row.target)) for row in rows]
 
 
+def recipe(source: Sequence[str], config: CheckpointConfig, seed: int) -> str:
+    """The command that makes a checkpoint again: ``source`` options and every setting that is not a default."""
+    chosen = {
+        "--hidden-size": (config.model.hidden_size, _MODEL.hidden_size),
+        "--layers": (config.model.num_hidden_layers, _MODEL.num_hidden_layers),
+        "--steps": (config.training.steps, _TRAINING.steps),
+        "--batch-size": (config.training.batch_size, _TRAINING.batch_size),
+        "--learning-rate": (config.training.learning_rate, _TRAINING.learning_rate),
+        "--weight-decay": (config.training.weight_decay, _TRAINING.weight_decay),
+        "--dropout": (config.training.dropout, _TRAINING.dropout),
+        "--shuffle-history": (config.training.shuffle_history, _TRAINING.shuffle_history),
+        "--seed": (seed, 0),
+    }
+    settings = [word for flag, (value, usual) in chosen.items() if value != usual for word in (flag, str(value))]
+    return shlex.join(["flashrec-harness", "make-checkpoint", *source, *settings, "--out", "DIR"])
+
+
+def _source(catalog: Path, sequences: Sequence[Path], held_out: Path | None, histories_only: bool) -> list[str]:
+    """The options that name the data, by file name."""
+    if not sequences:
+        raise ConfigError("--sequences: needed with --catalog")
+    options = ["--catalog", catalog.name]
+    for path in sequences:
+        options += ["--sequences", path.name]
+    if histories_only:
+        options.append("--histories-only")
+    return options if held_out is None else [*options, "--held-out", held_out.name]
+
+
 def show(report: dict[str, Any], out: Path, console: Console) -> None:
-    """Print what was trained, and how it compares with the baselines."""
+    """Print what was trained, how it compares with the baselines and the optimum, and its margins."""
     training = report["training"]
     console.print(
         f"{out}: {report['parameters']:,} parameters, {training['sequences']:,} sequences, "
         f"{training['seconds']:.0f} s, final loss {training['final_loss']:.3f} nats per token"
     )
-    table = Table("HR and NDCG on held-out rows", "HR@1", "HR@5", "HR@10", "HR@50", "NDCG@10")
+    table = Table(f"{report['held_out']} held-out rows", *COLUMNS)
     for name, figures in report.get("quality", {}).items():
-        table.add_row(name, *(f"{figures[key]:.4f}" for key in ("HR@1", "HR@5", "HR@10", "HR@50", "NDCG@10")))
+        table.add_row(name, *(f"{figures[column]:.4f}" for column in COLUMNS))
     if table.row_count:
         console.print(table)
     for name, value in report.get("optimum", {}).items():

@@ -81,7 +81,7 @@ def write_model(model: Any, out: Path, *, eos_token_id: int) -> None:
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
 
 
-def write_generation_config(out: Path, eos_token_id: int) -> None:
+def write_generation_config(out: Path, eos_token_id: int | None) -> None:
     """``generation_config.json``: greedy, ending at the end of the assistant's turn."""
     write_json(out / "generation_config.json", {"do_sample": False, "eos_token_id": eos_token_id})
 

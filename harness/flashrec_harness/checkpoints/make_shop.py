@@ -14,11 +14,13 @@ from rich.console import Console
 from flashrec.sid import load_catalog
 from flashrec_harness.checkpoints.build import CheckpointConfig, make_checkpoint
 from flashrec_harness.checkpoints.config import write_json
+from flashrec_harness.checkpoints.margins import measure
 from flashrec_harness.checkpoints.sequences import History, hold_out
 from flashrec_harness.checkpoints.shop import Shop
 
-TRAINING_USERS = 40_000
+TRAINING_USERS = 60_000
 TEST_USERS = 1_000
+MARGIN_PROMPTS = 100
 
 
 def make_shop(
@@ -28,10 +30,11 @@ def make_shop(
     shop: Shop | None = None,
     users: int = TRAINING_USERS,
     test_users: int = TEST_USERS,
+    margin_prompts: int = MARGIN_PROMPTS,
     config: CheckpointConfig | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Sample users, train on all but ``test_users`` of them, and add the optimum to ``training.json``.
+    """Sample users, train on ``users`` of them, and add the optimum and the margins to ``training.json``.
 
     ``optimum``: ``HR@10 expected`` is the mean probability that the best ten SIDs hold the next purchase,
     ``HR@10`` how often they did hold the test rows' targets.
@@ -51,6 +54,7 @@ def make_shop(
         console=console,
     )
     report["optimum"] = optimum(shop, held_out)
+    report["margins"] = [found.as_dict() for found in measure(out, [row.items for row in held_out[:margin_prompts]])]
     write_json(out / "training.json", report)
     return report
 

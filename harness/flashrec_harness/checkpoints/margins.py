@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from flashrec.request import ScoreSpace
 from flashrec.sid import SidLayout, infer_layout, load_catalog, peek_depth
+from flashrec_harness.prompts import PromptBuilder
 from flashrec_harness.references.grammar import Grammar, SidVocabulary
 from flashrec_harness.references.logits import Float64Logits
 from flashrec_harness.references.oracle import Oracle
@@ -54,6 +55,21 @@ def margins(path: Path, prompts: Sequence[Sequence[int]], n: int, *, space: Scor
     layout = infer_layout(AutoTokenizer.from_pretrained(path), depth=peek_depth(path / CATALOG))
     ranked = own_oracle(path).search([case_of(prompt, layout, n, space) for prompt in prompts])
     return summarise(space, [np.array([hypothesis.score for hypothesis in beams]) for beams in ranked])
+
+
+def measure(
+    path: Path,
+    histories: Sequence[Sequence[str]],
+    n: int = 64,
+    *,
+    spaces: Iterable[ScoreSpace] = tuple(ScoreSpace),
+) -> list[Margins]:
+    """The margins of a checkpoint directory after ``histories`` (item ids), per score space."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    layout = infer_layout(tokenizer, depth=peek_depth(path / CATALOG))
+    builder = PromptBuilder(tokenizer, layout, load_catalog(path / CATALOG, layout))
+    prompts = builder.prompts(histories)
+    return [margins(path, prompts, n, space=space) for space in spaces]
 
 
 def own_oracle(path: Path) -> Oracle:

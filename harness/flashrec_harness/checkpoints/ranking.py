@@ -71,7 +71,7 @@ class CatalogRanker:
             totals = totals.masked_fill(children < 0, -torch.inf).flatten(1)
             scores, best = totals.topk(min(n, totals.shape[1]))
             parents, codes = best // len(codebook), best % len(codebook)
-            rows = (torch.arange(prompts)[:, None] * nodes.shape[1] + parents).flatten()
+            rows: Any = (torch.arange(prompts)[:, None] * nodes.shape[1] + parents).flatten()
             nodes = children.flatten(1).gather(1, best)
             cache.reorder_cache(rows)
             ids = codebook[codes].view(-1, 1)

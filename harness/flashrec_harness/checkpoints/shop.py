@@ -39,11 +39,11 @@ class ShopConfig:
     stay: float = 0.95
     more: float = 0.3
     goes_with: float = 0.3
-    series_drop: float = 2.5
-    item_drop: float = 0.5
-    taste_log_weight: float = 0.9
-    department_shares: tuple[float, ...] = (0.9, 0.1)
-    companion_shares: tuple[float, float] = (0.75, 0.25)
+    series_drop: float = 3.0
+    item_drop: float = 0.7
+    taste_log_weight: float = 0.5
+    department_shares: tuple[float, ...] = (1.0,)
+    companion_shares: tuple[float, float] = (0.9, 0.1)
 
 
 class Shop:
@@ -90,7 +90,8 @@ class Shop:
         suits = self.sids[:, 2] % c.tastes == np.arange(c.tastes)[:, None]
         weight = popularity * np.exp(c.taste_log_weight * suits)
         totals = np.stack([np.bincount(self.series, row, self.num_series) for row in weight])
-        return weight / totals[:, self.series]
+        shares: Floats = weight / totals[:, self.series]
+        return shares
 
     def _browsing(self, rng: np.random.Generator, series_department: Ints) -> Floats:
         """``[interests, num_series]``: each interest looks at three departments, unevenly."""
@@ -149,7 +150,7 @@ class Shop:
         if last is None:
             return self.browsing
         c = self.config
-        out = (1 - c.more - c.goes_with) * self.browsing + c.goes_with * self.companion[last]
+        out: Floats = (1 - c.more - c.goes_with) * self.browsing + c.goes_with * self.companion[last]
         out[:, last] += c.more
         return out
 
@@ -190,8 +191,9 @@ class Shop:
 
 def geometric(ranks: Ints, drop: float) -> Floats:
     """Weights proportional to ``exp(-drop * rank)``, summing to 1: neighbours differ by ``drop`` nats."""
-    weights: Floats = np.exp(-drop * ranks)
-    return weights / weights.sum()
+    weights = np.exp(-drop * ranks)
+    shares: Floats = weights / weights.sum()
+    return shares
 
 
 def draw(rng: np.random.Generator, probs: Floats) -> int:

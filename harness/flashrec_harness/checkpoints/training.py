@@ -98,7 +98,7 @@ def loss_of(model: Any, batch: Batch, label_smoothing: float = 0.0) -> torch.Ten
 def _step(model: Any, optimizer: torch.optim.Optimizer, batch: Batch, label_smoothing: float) -> float:
     loss = loss_of(model, batch, label_smoothing)
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return float(loss.detach())

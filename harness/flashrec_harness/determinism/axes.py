@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -58,9 +59,10 @@ def _alone(lab: Lab, engine: Engine) -> None:
 def _mixed(lab: Lab, engine: Engine) -> None:
     for run in range(lab.task.runs):
         rng = lab.task.rng("mixed", run)
-        if rng.random() < 0.3:
+        if rng.random() < 0.4:
+            # Among cached prompts a wave's rows follow the hits; only among cold ones can the probe's come last.
             engine.flush_cache()
-        mates = lab.mates(rng, rng.randint(1, lab.task.max_rows))
+        mates = lab.mates(rng, 0 if rng.random() < 0.1 else rng.randint(1, lab.task.max_rows))
         lab.wave(engine, Place("mixed", f"wave {run}"), "default", mates, rng)
 
 
@@ -71,8 +73,14 @@ def bucket_sizes(task: Task) -> list[int]:
 
 
 def bucket_targets(task: Task) -> list[int]:
-    """Rows of the waves that try every bucket up to the task's limit, and one row either side of it."""
-    return sorted({rows for size in bucket_sizes(task) for rows in (size - 1, size, size + 1) if rows > 0})
+    """Rows of the waves that try every bucket up to the task's limit, and one row either side of it.
+
+    Each bucket is filled first, then used with the most padding, then with less: what the full wave left is
+    then still there.
+    """
+    sizes = bucket_sizes(task)
+    around = {rows for size in sizes for rows in (size - 1, size, size + 1) if rows > 0}
+    return sorted(around, key=lambda rows: (bisect_left(sizes, rows), rows not in sizes, rows))
 
 
 def _bucket_events(task: Task) -> tuple[str, ...]:
@@ -80,12 +88,16 @@ def _bucket_events(task: Task) -> tuple[str, ...]:
 
 
 def _buckets(lab: Lab, engine: Engine) -> None:
+    """The probe stands first in a full bucket and last in the others: what the mates left lies right behind it."""
     task = lab.task
-    targets = bucket_targets(task)
-    for rows in targets[task.process :: task.processes] if not task.quick else targets:
+    sizes = bucket_sizes(task)
+    for rows in bucket_targets(task):
         rng, used = task.rng("buckets", rows), engine.stats()["buckets"]
         probe, width = ("default", task.width) if rows >= task.width else ("narrow", 1)
-        lab.wave(engine, Place("buckets", f"{rows} rows"), probe, lab.mates(rng, rows - width), rng)
+        engine.flush_cache()
+        mates = lab.mates(rng, rows - width)
+        at = 0 if rows in sizes else len(mates)
+        lab.wave(engine, Place("buckets", f"{rows} rows"), probe, mates, rng, at=at)
         lab.report.count("buckets", f"{rows} rows")
         for size, times in engine.stats()["buckets"].items():
             lab.report.count("buckets", f"bucket {size}", times - used.get(size, 0))

@@ -117,10 +117,19 @@ class Lab:
         prompt = rng.choice(prompts)
         return prompt[rng.randrange(len(prompt)) :]
 
-    def wave(self, engine: Engine, place: Place, probe: str, mates: Sequence[Request], rng: random.Random) -> Result:
-        """Run the probe at a random place among ``mates`` and record its bits."""
+    def wave(
+        self,
+        engine: Engine,
+        place: Place,
+        probe: str,
+        mates: Sequence[Request],
+        rng: random.Random,
+        *,
+        at: int | None = None,
+    ) -> Result:
+        """Run the probe among ``mates``, in place ``at`` or at random, and record its bits."""
         requests = list(mates)
-        position = rng.randint(0, len(requests))
+        position = rng.randint(0, len(requests)) if at is None else at
         requests.insert(position, replace(self.probe(probe, engine), rid=probe))
         waves = engine.stats()["waves"]
         result = engine.generate(requests)[position]

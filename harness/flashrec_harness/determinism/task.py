@@ -97,7 +97,7 @@ def make_tasks(
             sid_vocab_file=str(context.sid_vocab_file) if context.sid_vocab_file else None,
             sid=context.sid,
             prompts=prompts,
-            width=16 if context.quick else 40,
+            width=20 if context.quick else 40,
             max_rows=64 if context.quick else 224,
             runs=RUNS,
             axes=tuple(

@@ -10,9 +10,11 @@ from unittest import mock
 import torch
 
 from flashrec.kernels import decode_attention, paged_attention, prefill_attention
+from flashrec.kernels.tiles import RowTiles
 from flashrec.search import expand, numerics
 from flashrec.search.expand import Expansion, Frontier, Spans
 from flashrec.search.filters import FilterSet
+from flashrec.search.levels import Level
 from flashrec_harness.faults.registry import fault
 
 DETERMINISM = ("determinism",)
@@ -20,13 +22,14 @@ DETERMINISM = ("determinism",)
 
 @fault("split-count-from-batch", caught_by=DETERMINISM, axis="mixed", tensor="logits")
 def split_count_from_batch() -> Iterator[None]:
-    """Attention reads K and V in tiles of 32 tokens instead of 64 when the pass has more than two row tiles."""
+    """Attention reads K and V in tiles of 32 tokens instead of 64 when the pass has more than four row tiles."""
     real = paged_attention.context_state
 
-    def context_state(q: torch.Tensor, *arguments: Any) -> Any:
-        tile = 32 if q.shape[0] > 2 else 64
+    def context_state(*arguments: Any) -> Any:
+        rows = next(one for one in arguments if isinstance(one, RowTiles)).rows
+        tile = 32 if int((rows > 0).sum()) > 4 else 64
         with mock.patch.object(paged_attention, "KV_TILE", tile):
-            return real(q, *arguments)
+            return real(*arguments)
 
     with (
         mock.patch.object(decode_attention, "context_state", context_state),
@@ -37,31 +40,25 @@ def split_count_from_batch() -> Iterator[None]:
 
 @fault("stale-padding-rows", caught_by=DETERMINISM, axis="buckets", tensor="parents")
 def stale_padding_rows() -> Iterator[None]:
-    """A bucket's padding rows keep the hypotheses of an earlier wave, and the last request selects from them."""
-    real = expand.expand
-    left: dict[tuple[int, int], Frontier] = {}
+    """A bucket's padding rows keep the candidates of a wave that filled them, and the last request selects from
+    them as well."""
+    real = expand._select
+    left: dict[tuple[int, int], list[Any]] = {}
 
-    def expanding(logits: torch.Tensor, level: Any, frontier: Frontier, spans: Spans, *arguments: Any) -> Expansion:
-        rows = frontier.node.shape[0]
-        if rows == spans.target_rows and spans.source:
-            start, _ = spans.source[-1]
+    def select(level: Level, frontier: Frontier, spans: Spans, *candidates: Any) -> Expansion:
+        *fresh, phi = candidates
+        rows = len(fresh[0])
+        start, count = spans.source[-1]
+        if level.index:
+            old = left.get((rows, level.index), fresh)
+            padding = (torch.arange(rows, device=fresh[0].device) >= start + count).unsqueeze(1)
+            fresh = [torch.where(padding, before, now) for before, now in zip(old, fresh, strict=True)]
+            left[rows, level.index] = fresh
             spans = replace(spans, source=[*spans.source[:-1], (start, rows - start)])
-        found = real(logits, level, frontier, spans, *arguments)
-        place = (spans.target_rows, level.size)
-        used = sum(spans.target[-1])
-        new = found.frontier
-        old = left.get(place, new)
-        left[place] = Frontier(new.node.clone(), new.score.clone(), new.valid.clone())
-        stale = torch.arange(spans.target_rows, device=new.node.device) >= used
-        mixed = replace(
-            new,
-            node=torch.where(stale, old.node.roll(used), new.node),
-            score=torch.where(stale, old.score.roll(used), new.score),
-            valid=torch.where(stale, old.valid.roll(used), new.valid),
-        )
-        return replace(found, frontier=mixed)
+        child, legal, score, ranked = fresh
+        return real(level, frontier, spans, child, legal, score, ranked, phi)
 
-    with mock.patch("flashrec.search.expand.expand", expanding):
+    with mock.patch.object(expand, "_select", select):
         yield
 
 

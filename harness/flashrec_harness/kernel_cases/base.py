@@ -62,7 +62,7 @@ Collect = Callable[[Any, Sequence[Any]], list[Output]]
 """From what a call returned and the arguments it got to what is compared."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class KernelCase:
     """One call of a kernel.
 
@@ -75,6 +75,13 @@ class KernelCase:
     exact: tuple[Any, ...]
     collect: Collect
     unfit: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"KernelCase({self.label})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What hypothesis prints: the label, not the tensors."""
+        printer.text(repr(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,11 +93,9 @@ def compare_lists(
 def score_error(ours: RankedList, theirs: RankedList) -> float:
     """Largest difference in score or in sum between hypotheses that both lists hold; NaN is an infinity."""
     known = {h.token_ids: h for h in theirs}
-    differences = [
-        max(abs(h.score - known[h.token_ids].score), abs(h.cumulative - known[h.token_ids].cumulative))
-        for h in ours
-        if h.token_ids in known
-    ]
+    pairs = [(h, known[h.token_ids]) for h in ours if h.token_ids in known]
+    differences = [abs(mine.score - other.score) for mine, other in pairs]
+    differences += [abs(mine.cumulative - other.cumulative) for mine, other in pairs]
     return max((math.inf if math.isnan(d) else d for d in differences), default=0.0)
 
 

@@ -62,7 +62,7 @@ def run(
     session = measurement.session(
         run_id=context.out_dir.parent.name, commit=where.commit.sha, boot_id=environment.boot_id()
     )
-    valid = judge.validity(measurement, workload, foreign_before)
+    valid = judge.validity(measurement, workload, foreign_before, one_server=context.url is not None)
     keep_session(context.out_dir, workload, where, session, valid=valid.outcome is Outcome.PASS)
     checks = [valid, *(judge.figures(cell, measurement, session) for cell in workload.cells)]
     checks += [judge.resources(measurement), *_compare(settings.baselines, workload, where, session, valid)]

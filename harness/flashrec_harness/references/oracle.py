@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from flashrec_harness.references.finished import FINISHERS
 from flashrec_harness.references.grammar import Grammar
 from flashrec_harness.references.logits import LogitSource
-from flashrec_harness.references.selection import NO_GUIDE, Guide, Row, select
+from flashrec_harness.references.selection import NO_GUIDE, Guide, Row, largest_inversion, select
 from flashrec_harness.references.types import (
     Hypothesis,
     RankedList,
@@ -70,6 +70,8 @@ class Oracle:
         return log_softmax(logits, None)
 
     def _constrained(self, case: SearchCase, grammar: Grammar, guide: Guide) -> RankedList:
+        if not grammar.legal:
+            return ()
         rows = [Row((), 0.0)]
         for _ in range(grammar.steps):
             logits = self._source.next_logits(case.prompt, [row.tokens for row in rows])
@@ -80,8 +82,6 @@ class Oracle:
                 for token in grammar.children(row.tokens)
             ]
             rows = select(candidates, case.beam_width, guide)
-            if not rows:
-                return ()
         implied = () if grammar.end is None or grammar.scored_end is not None else (grammar.end,)
         return tuple(_hypothesis((*row.tokens, *implied), row.cumulative, case.length_penalty) for row in rows)
 
@@ -120,7 +120,7 @@ def explain(oracle: Oracle, case: SearchCase, observed: RankedList, band: float)
         rank = scores.index(None)
         tokens = observed[rank].token_ids
         return Explanation(False, guide.slack, f"rank {rank + 1} {tokens} is in no search within {band:g}")
-    inversion = _largest_inversion(known)
+    inversion = largest_inversion(known)
     gap = max(guide.slack, inversion)
     if inversion >= band:
         return Explanation(False, gap, f"two ranks are {inversion:.3g} out of order")
@@ -131,12 +131,3 @@ def _prefixes(ranked: RankedList) -> set[Tokens]:
     return {
         hypothesis.token_ids[:length] for hypothesis in ranked for length in range(1, len(hypothesis.token_ids) + 1)
     }
-
-
-def _largest_inversion(scores: Sequence[float]) -> float:
-    """How far any score lies above one that is ranked before it."""
-    lowest, worst = np.inf, 0.0
-    for score in scores:
-        worst = max(worst, score - lowest)
-        lowest = min(lowest, score)
-    return float(worst)

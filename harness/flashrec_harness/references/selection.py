@@ -21,9 +21,9 @@ class Row:
 
 @dataclass(slots=True)
 class Guide:
-    """Candidates in ``prefixes`` win over others that score less than ``band`` above them.
+    """Candidates in ``prefixes`` rank before others that score less than ``band`` above them.
 
-    ``slack`` is the largest lead that a candidate had and still lost because of it.
+    ``slack`` is the largest lead that a candidate had over one that went before it.
     """
 
     prefixes: frozenset[Tokens] = frozenset()
@@ -32,10 +32,6 @@ class Guide:
 
     def bonus(self, tokens: Tokens) -> float:
         return self.band if tokens in self.prefixes else 0.0
-
-    def note(self, kept: Sequence[float], dropped: Sequence[float]) -> None:
-        if kept and dropped:
-            self.slack = max(self.slack, max(dropped) - min(kept))
 
 
 NO_GUIDE = Guide()
@@ -48,18 +44,27 @@ def select(candidates: Sequence[Row], width: int, guide: Guide) -> list[Row]:
     total order of SPEC B2.
     """
     scores = [row.cumulative for row in candidates]
-    chosen = select_scores(scores, [row.tokens for row in candidates], width, guide)
-    return [candidates[index] for index in chosen]
+    return [candidates[place] for place in select_scores(scores, [row.tokens for row in candidates], width, guide)]
 
 
 def select_scores(scores: Sequence[float], tokens: Sequence[Tokens], width: int, guide: Guide) -> list[int]:
-    """Indices of the best ``width`` scores, best first; on a tie the earlier index."""
-    keys = np.array([-(score + guide.bonus(name)) for score, name in zip(scores, tokens, strict=True)])
-    order = np.argsort(keys, kind="stable")
-    chosen = [int(index) for index in order[:width]]
+    """Places of the best ``width`` scores, best first; on a tie the earlier place."""
+    keys = [-(score + guide.bonus(name)) for score, name in zip(scores, tokens, strict=True)]
+    order = np.argsort(np.array(keys), kind="stable").tolist()
     if guide.prefixes:
-        guide.note([scores[i] for i in chosen], [scores[int(i)] for i in order[width:]])
-    return sorted(chosen, key=lambda index: (-scores[index], index))
+        # One more than is kept: the lead of the best candidate that was dropped counts too.
+        guide.slack = max(guide.slack, largest_inversion([scores[place] for place in order[: width + 1]]))
+    chosen: list[int] = order[:width]
+    return chosen
+
+
+def largest_inversion(scores: Sequence[float]) -> float:
+    """How far any score lies above one that comes before it."""
+    lowest, worst = np.inf, 0.0
+    for score in scores:
+        worst = max(worst, score - lowest)
+        lowest = min(lowest, score)
+    return float(worst)
 
 
 def best_extensions(rows: Sequence[Row], logprobs: NDArray[np.float64], width: int, guide: Guide) -> list[Row]:

@@ -1,0 +1,121 @@
+"""The references against each other: what all three agree on is what the engine is held to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+from flashrec.request import ScoreSpace, Semantics
+from flashrec_harness.outcome import Outcome
+from flashrec_harness.parity.cases import STEPS, WIDTHS, catalog_cases
+from flashrec_harness.parity.comparison import Comparison
+from flashrec_harness.parity.ground import Ground
+from flashrec_harness.references.hugging_face import TransformersReference
+from flashrec_harness.references.logits import Float64Logits, load_transformers_model, parameter_count
+from flashrec_harness.references.oracle import Oracle, explain
+from flashrec_harness.references.types import SearchCase
+
+PENALTIES = (1.0, 0.0, 0.5, 2.0, -1.0)
+
+
+def stopping_cases(edge: Ground, count: int, semantics: Semantics) -> list[SearchCase]:
+    """Random searches with none, two, three or twenty-one stop tokens: banks fill, searches end early."""
+    cases = []
+    for index in range(count):
+        random = Random(index)
+        drawn = random.sample(range(65, 132), random.choice((0, 1, 2, 20)))
+        width = random.choice(WIDTHS)
+        cases.append(
+            SearchCase(
+                name=f"stops-{index}",
+                prompt=random.choice(edge.prompts),
+                n=random.randint(1, width),
+                beam_width=width,
+                max_tokens=random.choice(STEPS),
+                semantics=semantics,
+                stop_token_ids=tuple(sorted({*edge.eos, *drawn})) if drawn else (),
+                length_penalty=random.choice(PENALTIES) if semantics == "transformers" else 1.0,
+            )
+        )
+    return cases
+
+
+def assert_agree(comparison: Comparison) -> None:
+    outcome, reason = comparison.outcome()
+    assert outcome is Outcome.PASS, reason
+
+
+def test_the_oracle_knows_transformers_rules_for_stop_tokens(
+    edge: Ground, edge_oracle: Oracle, edge_transformers: TransformersReference
+) -> None:
+    cases = stopping_cases(edge, 80, "transformers")
+    ours, theirs = edge_oracle.search(cases), edge_transformers.search(cases)
+    assert_agree(Comparison.of("oracle", cases, ours, theirs, lambda c, o: explain(edge_oracle, c, o, 5e-5)))
+    ended = [case for case, ranked in zip(cases, theirs, strict=True) if len(ranked[-1].token_ids) < case.max_tokens]
+    assert len(ended) >= 10, "stop tokens were hardly ever reached"
+
+
+@pytest.mark.parametrize("space", [ScoreSpace.VOCAB, ScoreSpace.CHILDREN])
+@pytest.mark.parametrize("score_end", [False, True])
+def test_the_oracle_masks_as_transformers_does(
+    edge: Ground, edge_oracle: Oracle, edge_transformers: TransformersReference, space: ScoreSpace, score_end: bool
+) -> None:
+    cases = [
+        case
+        for catalog in edge.catalogs
+        for case in catalog_cases(edge, space, 2, 5, catalog=catalog, filtered=True, score_end=score_end)
+    ]
+    ours, theirs = edge_oracle.search(cases), edge_transformers.search(cases)
+    assert_agree(Comparison.of("oracle", cases, ours, theirs, lambda c, o: explain(edge_oracle, c, o, 5e-5)))
+
+
+def test_the_oracle_knows_sglangs_rules_for_stop_tokens_and_its_trie_model(
+    edge: Ground, edge_oracle: Oracle, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A live server; the 80 free searches include early ends with fewer survivors than beams."""
+    free = stopping_cases(edge, 80, "sglang")
+    few = [replace(case, n=2, beam_width=2, max_tokens=4) for case in free if len(case.stop_token_ids) > 10]
+    within = [
+        case for catalog in edge.catalogs for case in catalog_cases(edge, ScoreSpace.CHILDREN, 2, 5, catalog=catalog)
+    ]
+    cases = [*free, *few, *within]
+    directory = tmp_path_factory.mktemp("sglang")
+    from flashrec_harness.parity.answers import ask_sglang
+
+    answers = ask_sglang(edge, cases, directory)
+    absence = answers.absence(cases)
+    if absence is not None:
+        pytest.skip(absence.reason)
+    ours = edge_oracle.search(cases)
+    assert_agree(
+        Comparison.of("oracle", cases, ours, answers.lists(cases), lambda c, o: explain(edge_oracle, c, o, 5e-5))
+    )
+
+
+def test_float64_logits_are_those_of_the_plain_model_to_float32_precision(edge: Ground) -> None:
+    prompt, prefixes = edge.prompts[0], [(3, 1), (99, 7), (3, 1)]
+    ours = Float64Logits(edge.model_path).next_logits(prompt, prefixes)
+    model = load_transformers_model(edge.model_path, torch.float32)
+    for row, prefix in zip(ours, prefixes, strict=True):
+        with torch.no_grad():
+            expected = model(torch.tensor([[*prompt, *prefix]])).logits[0, -1]
+        torch.testing.assert_close(torch.from_numpy(row).float(), expected, atol=1e-4, rtol=1e-4)
+    assert ours.dtype == "float64"
+
+
+def test_float64_logits_do_not_depend_on_what_was_asked_before(edge: Ground) -> None:
+    """The memory of earlier prefixes must not leak between prompts."""
+    first, second = edge.prompts[:2]
+    fresh = Float64Logits(edge.model_path).next_logits(second, [(5,)])
+    used = Float64Logits(edge.model_path)
+    used.next_logits(second, [()])
+    used.next_logits(first, [(5,), (6,)])
+    assert abs(used.next_logits(second, [(5,)]) - fresh).max() < 1e-10
+
+
+def test_parameters_are_counted_from_the_headers(edge: Ground) -> None:
+    model = load_transformers_model(edge.model_path, torch.float32)
+    assert parameter_count(edge.model_path) == sum(weight.numel() for weight in model.parameters())

@@ -1,0 +1,89 @@
+"""The acceptance list: a line is no better than the checks it rests on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flashrec_harness import acceptance
+from flashrec_harness.outcome import Check, Outcome
+
+SUITES = ("unit", "kernel", "parity", "determinism", "trace", "perf")
+
+
+def suites(**changes: list[Check]) -> dict[str, list[Check]]:
+    return {name: [Check(name, f"{name} check", Outcome.PASS, "fine")] for name in SUITES} | changes
+
+
+def lines(**changes: list[Check]) -> list[Outcome]:
+    return [acceptance.judge(line, suites(**changes)).outcome for line in acceptance.LINES]
+
+
+def test_the_seeds_six_lines_in_order() -> None:
+    words = ["tests", "scores", "120", "replay", "FP8", "baseline"]
+    assert all(word in line.name for word, line in zip(words, acceptance.LINES, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("suite", "line"), [("unit", 0), ("kernel", 0), ("parity", 1), ("determinism", 2), ("trace", 3), ("perf", 5)]
+)
+def test_a_red_check_turns_its_line_red_and_no_other(suite: str, line: int) -> None:
+    fp8 = Check("trace", "FP8 GEMMs are FP8", Outcome.PASS, "fine")
+    red = Check(suite, "red", Outcome.FAIL, "seen", reason="why", repeat="again")
+    changes = {"trace": [*suites()["trace"], fp8]}
+    changes[suite] = [*changes.get(suite, suites()[suite]), red]
+    found = lines(**changes)
+    assert [index for index, outcome in enumerate(found) if outcome is Outcome.FAIL] == [line]
+    judged = acceptance.judge(acceptance.LINES[line], suites(**changes))
+    assert (judged.reason, judged.repeat) == ("red: why", "again")
+
+
+def test_fp8_has_a_line_of_its_own() -> None:
+    found = lines(trace=[Check("trace", "FP8 GEMMs are FP8", Outcome.NOT_RUN, "", reason="no GPU")])
+    assert found[4] is Outcome.NOT_RUN
+    assert found[3] is Outcome.NOT_RUN, "no other trace check ran, so the graph line shows nothing either"
+
+
+def test_figures_count_as_recorded_without_a_stored_baseline_but_not_with_a_worse_one() -> None:
+    figures = Check("perf", "figures n=10", Outcome.PASS, "100 req/s")
+    missing = Check("perf", "against baseline", Outcome.NOT_RUN, "", reason="no baseline for this device")
+    slower = Check("perf", "against baseline n=10", Outcome.FAIL, "slower")
+    assert lines(perf=[figures, missing])[5] is Outcome.PASS
+    assert lines(perf=[figures, slower])[5] is Outcome.FAIL
+    assert lines(perf=[missing])[5] is Outcome.NOT_RUN
+
+
+JUNIT = """<testsuites><testsuite>{cases}</testsuite></testsuites>"""
+PASSED = '<testcase classname="t" name="a"/>'
+FAILED = '<testcase classname="t" name="b"><failure message="x"/></testcase>'
+SKIPPED = '<testcase classname="t" name="c"><skipped message="x"/></testcase>'
+
+
+@pytest.mark.parametrize(
+    ("cases", "error", "outcome", "words"),
+    [
+        ([PASSED, SKIPPED], "", Outcome.PASS, "1 passed, 0 failed, 1 skipped"),
+        ([PASSED, FAILED, FAILED], "pytest: exit code 1", Outcome.FAIL, "t.b failed and 1 more"),
+        ([SKIPPED], "", Outcome.FAIL, "no test ran"),
+        ([PASSED], "pytest: exit code 1; log", Outcome.FAIL, "pytest: exit code 1"),
+        (None, "pytest: exit code 4", Outcome.INVALID, "pytest: exit code 4"),
+    ],
+)
+def test_a_pytest_session_as_a_check(
+    tmp_path: Path, cases: list[str] | None, error: str, outcome: Outcome, words: str
+) -> None:
+    report = tmp_path / "pytest.xml"
+    if cases is not None:
+        report.write_text(JUNIT.format(cases="".join(cases)))
+    check = acceptance.judge_junit(report, error, repeat="pytest")
+    assert check.outcome is outcome
+    assert words in check.reason + check.summary
+
+
+def test_unit_tests_are_found_from_anywhere_in_a_checkout_and_nowhere_else(tmp_path: Path) -> None:
+    unit = tmp_path / "checkout" / "tests" / "unit"
+    unit.mkdir(parents=True)
+    (tmp_path / "checkout" / "pyproject.toml").touch()
+    assert acceptance.unit_test_folder(tmp_path / "checkout" / "tests") == unit
+    assert acceptance.unit_test_folder(tmp_path) is None

@@ -1,0 +1,108 @@
+"""Cutting prompts into passes changes nothing but the number of passes (SPEC P3, R1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_checkpoint import VOCAB, write_checkpoint
+
+from flashrec import Engine, EngineConfig, Request, Result
+from flashrec.runtime import prefill
+from flashrec.runtime.prefill import Segment, chunks
+
+PROMPTS = [tuple((5 * seed + 3 * place + place * place) % VOCAB for place in range(9 + 23 * seed)) for seed in range(4)]
+
+
+def passes(cached: list[int], lengths: list[int], limit: int) -> list[list[Segment]]:
+    return [list(segments) for segments in chunks(cached, lengths, limit)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), min_size=1, max_size=5), st.integers(1, 50))
+def test_every_uncached_token_is_in_one_pass_in_order(members: list[tuple[int, int]], limit: int) -> None:
+    cached = [start for start, _ in members]
+    lengths = [start + more for start, more in members]
+    found = passes(cached, lengths, limit)
+    tokens = [(s.member, place) for segments in found for s in segments for place in range(s.start, s.end)]
+    wanted = [(member, place) for member in range(len(members)) for place in range(cached[member], lengths[member])]
+    assert tokens == wanted
+    sizes = [sum(segment.end - segment.start for segment in segments) for segments in found]
+    assert set(sizes[:-1]) <= {limit}
+    assert 1 <= sizes[-1] <= limit
+    assert all(segment.start < segment.end for segments in found for segment in segments)
+
+
+def test_a_pass_ends_inside_a_prompt_and_the_next_begins_there() -> None:
+    assert passes([0, 4], [5, 9], 7) == [[Segment(0, 0, 5), Segment(1, 4, 6)], [Segment(1, 6, 9)]]
+    assert passes([0], [4], 2) == [[Segment(0, 0, 2)], [Segment(0, 2, 4)]]
+    assert passes([], [], 2) == []
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def engine(checkpoint: Path, **fields: int | bool) -> Engine:
+    return Engine(EngineConfig(model_path=checkpoint, device="cpu", invariance_check=False, max_rows=64,
+                               max_beam_width=48, **fields))  # fmt: skip
+
+
+def searched(engine: Engine) -> list[tuple[object, ...]]:
+    requests = [Request(input_ids=prompt, n=5, max_tokens=3, ignore_eos=True) for prompt in PROMPTS]
+    return [tuple(result.beams) for result in engine.generate(requests)]
+
+
+def forward_passes(engine: Engine) -> int:
+    engine.profiler.forward_passes = 0
+    searched(engine)
+    return int(engine.profiler.forward_passes)
+
+
+@pytest.mark.parametrize("limit", [16, 33, 50, 1000])
+def test_chunks_have_the_bits_of_the_whole(checkpoint: Path, limit: int) -> None:
+    whole = searched(engine(checkpoint))
+    chunked = engine(checkpoint, max_prefill_tokens=limit)
+    assert searched(chunked) == whole
+    # A warm cache leaves other pieces to compute, in other passes.
+    again = chunked.generate([Request(input_ids=PROMPTS[3], n=5, max_tokens=3, ignore_eos=True)])
+    assert again[0].cached_tokens == 64
+    assert tuple(again[0].beams) == whole[3]
+
+
+def test_passes_are_as_many_as_the_limit_makes_them(checkpoint: Path) -> None:
+    total = sum(map(len, PROMPTS))
+    decode = 2
+    for limit in (16, 50):
+        cold = engine(checkpoint, max_prefill_tokens=limit, disable_radix_cache=True)
+        assert forward_passes(cold) == -(-total // limit) + decode
+
+
+def test_every_page_size_has_the_same_bits(checkpoint: Path) -> None:
+    wanted = searched(engine(checkpoint))
+    for page_size in (1, 7, 64):
+        assert searched(engine(checkpoint, page_size=page_size, max_prefill_tokens=40)) == wanted
+
+
+def test_a_pass_that_forgets_where_it_starts_would_be_seen(checkpoint: Path) -> None:
+    def from_zero(cached: list[int], lengths: list[int], limit: int) -> list[list[Segment]]:
+        pieces = passes(cached, lengths, limit)
+        return [[Segment(s.member, max(0, s.start - 1), s.end - 1) for s in one[:-1]] + one[-1:] for one in pieces]
+
+    whole = searched(engine(checkpoint))
+    chunked = engine(checkpoint, max_prefill_tokens=33)
+    with mock.patch.object(prefill, "chunks", from_zero):
+        assert searched(chunked) != whole
+
+
+def test_cached_and_computed_tokens_are_counted(checkpoint: Path) -> None:
+    warm = engine(checkpoint)
+    prompt = PROMPTS[2]
+    results: list[Result] = []
+    for _ in range(2):
+        results += warm.generate([Request(input_ids=prompt, n=2, max_tokens=2, ignore_eos=True)])
+    assert [result.cached_tokens for result in results] == [0, (len(prompt) - 1) // 16 * 16]
+    assert all(result.prompt_tokens == len(prompt) for result in results)
