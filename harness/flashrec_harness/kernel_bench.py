@@ -67,7 +67,7 @@ def time_calls(calls: Sequence[Call], *, rounds: int = 7) -> float:
             for call in calls:
                 call()
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(rounds):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()

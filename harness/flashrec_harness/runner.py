@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from flashrec_harness import environment, hardware
 from flashrec_harness.outcome import Check, Outcome, SuiteContext, SuiteFn
 from flashrec_harness.report import writer
 from flashrec_harness.report.model import RunReport, new_run_id
+from flashrec_harness.targets import display_path, resolve_model
 
 SUITE_MODULES = {
     "kernel": "flashrec_harness.kernels_suite",
@@ -31,9 +33,7 @@ def suite_function(name: str) -> SuiteFn:
     return run
 
 
-def guarded(
-    suite: str, context: SuiteContext, function: Callable[[SuiteContext], list[Check]]
-) -> list[Check]:
+def guarded(suite: str, context: SuiteContext, function: Callable[[SuiteContext], list[Check]]) -> list[Check]:
     """Run one suite; what it raises becomes an ``invalid`` check with the traceback in ``error.txt``.
 
     :class:`~flashrec.errors.FlashRecError` is the user's and passes through. ``--require-gpu`` without a GPU
@@ -82,9 +82,7 @@ class Session:
         """Collect the environment and name the run."""
         where = environment.collect(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file)
         now = datetime.now(UTC)
-        return cls(
-            context, title, command, root, where, new_run_id(where.commit, now=now), now, time.monotonic()
-        )
+        return cls(context, title, command, root, where, new_run_id(where.commit, now=now), now, time.monotonic())
 
     def context_for(self, suite: str) -> SuiteContext:
         """The context of one suite: the same but for its own report directory."""
@@ -113,15 +111,22 @@ class Session:
 
 
 def repeat_command(suite: str, context: SuiteContext) -> str:
-    """The command line that runs ``suite`` again on the same checkpoint with the same seed."""
+    """The command line that runs ``suite`` again on the same checkpoint with the same seed.
+
+    Paths are relative to the working directory where they lie below it; the bundled checkpoint needs none.
+    """
     if suite not in SUITE_MODULES:
         return ""
-    parts = ["python -m flashrec_harness", suite, "--model-path", str(context.model_path)]
+    parts = ["python", "-m", "flashrec_harness", suite]
+    if context.model_path != resolve_model(None):
+        parts += ["--model-path", display_path(context.model_path)]
     if context.sid_vocab_file is not None and context.sid_vocab_file.parent != context.model_path:
-        parts += ["--sid-vocab-file", str(context.sid_vocab_file)]
+        parts += ["--sid-vocab-file", display_path(context.sid_vocab_file)]
+    if context.sequences is not None:
+        parts += ["--sequences", display_path(context.sequences)]
     for flag, value in (("--sid", context.sid), ("--url", context.url), ("--workload", context.workload)):
         parts += [flag, value] if value else []
     parts += ["--quick"] if context.quick else []
     parts += ["--require-gpu"] if context.require_gpu else []
     parts += ["--seed", str(context.seed)] if context.seed else []
-    return " ".join(parts)
+    return shlex.join(parts)

@@ -22,3 +22,9 @@ def resolve_model(model_path: Path | None) -> Path:
     from flashrec.assets import tiny_shop
 
     return tiny_shop()
+
+
+def display_path(path: Path) -> str:
+    """A path for people and reports: relative to the working directory where it lies below it."""
+    here = Path.cwd()
+    return str(path.resolve().relative_to(here)) if path.resolve().is_relative_to(here) else str(path)

@@ -13,6 +13,7 @@ from flashrec_harness.load import HttpTarget, closed_loop
 from flashrec_harness.material import Prompt, load_material
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.servers import flashrec_server
+from flashrec_harness.targets import display_path
 from flashrec_harness.tracing.checks import SUITE, Expectation, judge_file
 from flashrec_harness.tracing.picture import write_picture
 from flashrec_harness.tracing.reader import TraceError, wait_until_complete
@@ -43,7 +44,7 @@ def run(context: SuiteContext) -> list[Check]:
     if checks[0].outcome is Outcome.PASS:
         checks[0].data["picture"] = write_picture(trace, context.out_dir / "trace.html").name
     for check in checks[1:]:
-        check.repeat = f"python -m flashrec_harness trace {trace}"
+        check.repeat = f"python -m flashrec_harness trace {display_path(trace)}"
     return checks
 
 

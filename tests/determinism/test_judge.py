@@ -25,7 +25,7 @@ BEAMS = output_beams([Beam((5, 6), -0.5, -0.25, "stop"), Beam((5, 7), -0.75, -0.
 OTHER = output_beams([Beam((5, 6), math.nextafter(-0.5, 0), -0.25, "stop"), Beam((5, 7), -0.75, -0.375, "stop")])
 
 
-def report(process: int, waves: int, axis: str = "mixed", **witness: int) -> ProcessReport:
+def report(process: int, waves: int, axis: str = "mixed", /, **witness: int) -> ProcessReport:
     """A process that saw the same output in every wave."""
     digest = output_digest(BEAMS)
     seen = [Observation(axis, f"wave {wave}", "default", digest, "", 9, 3, 1, 0) for wave in range(waves)]
@@ -54,9 +54,7 @@ def test_the_bound_is_what_chance_leaves() -> None:
 def test_one_flipped_score_bit_in_one_wave_is_a_failure(make_task: MakeTask) -> None:
     reports = [report(process, 30) for process in range(4)]
     assert only(judge(reports, [make_task("mixed")])).outcome is Outcome.PASS
-    flipped = output_beams(
-        [Beam((5, 6), float(bits_float("010000bf")), -0.25, "stop"), Beam((5, 7), -0.75, -0.375, "stop")]
-    )
+    flipped = (replace(BEAMS[0], cumulative_bits="010000bf"), BEAMS[1])
     drift(reports[3], flipped)
     check = only(judge(reports, [make_task("mixed")]))
     assert check.outcome is Outcome.FAIL

@@ -41,7 +41,7 @@ def test_the_bundled_checkpoint_is_measured(suite_context: SuiteContext, tmp_pat
     checks = {check.name: check for check in perf.run(replace(suite_context, workload=workload_file(tmp_path)))}
     assert checks["measurement is valid"].outcome is Outcome.PASS
     assert checks["against baseline"].outcome is Outcome.NOT_RUN
-    figures = checks["figures n=4 at once=2 histories warm batch"]
+    figures = checks["figures n=4, 2 at once, histories, warm, batch"]
     assert figures.outcome is Outcome.PASS
     samples = figures.data["samples"]
     assert {len(values) for values in samples.values()} == {2}

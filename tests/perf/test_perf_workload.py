@@ -55,7 +55,7 @@ def test_unknown_names_and_files(tmp_path: Path) -> None:
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"name": "mine", "cells": [{"n": 3, "concurrency": 2}]}))
-    assert load_workload(str(path)).cells[0].name == "n=3 at once=2 histories warm batch"
+    assert load_workload(str(path)).cells[0].name == "n=3, 2 at once, histories, warm, batch"
 
 
 def test_narrowing_makes_a_workload_of_its_own() -> None:
@@ -64,7 +64,7 @@ def test_narrowing_makes_a_workload_of_its_own() -> None:
     narrow = plan.narrowed(64, 32)
     assert (narrow.name, [cell.name for cell in narrow.cells]) == (
         "quick-n64-c32",
-        ["n=64 at once=32 histories warm batch"],
+        ["n=64, 32 at once, histories, warm, batch"],
     )
     assert narrow.cells[0].requests == 32
 

@@ -57,11 +57,6 @@ class Ledger:
         rank = buffers.row_index - buffers.later[0, owner]
         first_parent = buffers.later[0, owner] if step else owner.int()
         position = buffers.context_len[owner] + step
-        passes = max(step, 1)
-        lineage = (buffers.ancestors[:passes] - buffers.later[0, owner]).long()
-        lineage = (
-            mix64(lineage + torch.arange(passes, device=owner.device).unsqueeze(1)).sum(0) if step else rank.long()
-        )
         values = {
             "tokens": tokens.long(),
             "positions": position.long(),
@@ -75,12 +70,19 @@ class Ledger:
         self._sum(step, "logits", bits, rows)
         self.records[step, FIELDS.index("seq_lens")] = mix64((buffers.context_len + step).long())
         self.records[step, FIELDS.index("kv")] = self._context()
-        self.records[step, FIELDS.index("kv")].index_add_(0, owner, mix64(lineage ^ rank.long()) * live)
+        if step:
+            self.records[step, FIELDS.index("kv")].index_add_(0, owner, self._lineage(step, owner, rank) * live)
 
     def _sum(self, step: int, name: str, values: torch.Tensor, owner: torch.Tensor) -> None:
         field = self.records[step, FIELDS.index(name)]
         field.zero_()
         field.index_add_(0, owner, values)
+
+    def _lineage(self, step: int, owner: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+        """int64 [B]: in which rows of its request a beam's earlier tokens stand."""
+        rows = (self.buffers.ancestors[:step] - self.buffers.later[0, owner]).long()
+        path = mix64(rows + torch.arange(step, device=owner.device).unsqueeze(1)).sum(0)
+        return mix64(path ^ rank.long())
 
     def _context(self) -> torch.Tensor:
         table = self.buffers.page_table

@@ -14,12 +14,13 @@ from typing import Annotated, Any
 
 import typer
 
+from flashrec_harness import environment
 from flashrec_harness.determinism.judge import SUITE, Evidence
 from flashrec_harness.determinism.ledger_diff import first_beam, first_divergence
 from flashrec_harness.determinism.records import Ledger, OutputBeam
 from flashrec_harness.environment import Environment, differing_keys
 from flashrec_harness.hardware import device_slug
-from flashrec_harness.outcome import Check, Outcome
+from flashrec_harness.outcome import Check, Outcome, SuiteContext
 
 SCHEMA = 1
 FILE = "golden.json"
@@ -58,6 +59,11 @@ class Golden:
     def stored_at(self) -> Path:
         """Where the digests of this device and checkpoint are kept, below ``baselines/golden``."""
         return Path(device_slug(str(self.inputs["device"]))) / f"{self.inputs['model']}.json"
+
+
+def environment_of(context: SuiteContext) -> Environment:
+    """Device, checkpoint and software of a run."""
+    return environment.collect(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file)
 
 
 def collect(evidence: Evidence, where: Environment, requests_digest: str) -> Golden:

@@ -24,6 +24,9 @@ from flashrec_harness.material import Prompt
 FREE_TOKENS = 3
 """Length of a search without a catalog."""
 
+MAX_REQUESTS = 16
+"""In a wave of this suite. A CPU's attention pays for each that there could be."""
+
 _LISTED_SIDS = 4096
 
 
@@ -61,7 +64,7 @@ class Lab:
                 model_path=Path(task.model_path),
                 sid_vocab_file=catalog,
                 sid=task.sid,
-                **{"record_ledger": True, "invariance_check": False, **overrides},
+                **{"record_ledger": True, "invariance_check": False, "max_requests": MAX_REQUESTS, **overrides},
             )
         )
         try:
@@ -97,10 +100,12 @@ class Lab:
         return tuple(tuple(codes) for codes in sids[1::step].tolist())
 
     def mates(self, rng: random.Random, rows: int, **fields: Any) -> list[Request]:
-        """Requests of exactly ``rows`` beams together: random prompts, tails of prompts and near twins of the probe."""
+        """Requests of exactly ``rows`` beams together, at most 15: tails of prompts and near twins of the probe."""
         found: list[Request] = []
+        widest = max(24, rows // 4)
         while rows > 0:
-            width = min(rng.randint(1, 24), rows)
+            is_last = len(found) == MAX_REQUESTS - 2
+            width = rows if is_last else min(rng.randint(1, widest), rows)
             found.append(self.request(self.mate_prompt(rng), width, **fields))
             rows -= width
         return found

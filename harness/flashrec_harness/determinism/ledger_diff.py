@@ -53,8 +53,8 @@ def first_divergence(expected: Ledger, observed: Ledger, request: str) -> Diverg
 
 
 def _earliest(differs: set[str], step: int) -> str:
-    selected = differs & {"parents", "tokens"}
-    given = ["seq_lens"] if selected and step else ["seq_lens", "kv", "positions"]
+    selected = bool(differs & {"parents", "tokens"})
+    given = ["seq_lens", *(["kv"] if not (selected and step) else []), *(["positions"] if not selected else [])]
     order = [*given, "logits", "parents", "tokens", "scores", "kv", "positions"]
     return next(name for name in order if name in differs)
 

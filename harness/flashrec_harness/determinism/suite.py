@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flashrec import Beam, EngineConfig, Request, Result, ScoreSpace
-from flashrec_harness import environment, hardware
+from flashrec_harness import hardware
 from flashrec_harness.children import run_module
 from flashrec_harness.determinism import golden, over_http
 from flashrec_harness.determinism.axes import AXES
@@ -97,9 +97,8 @@ def run_processes(tasks: Sequence[Task], directory: Path) -> list[ProcessReport]
 
 
 def _golden(context: SuiteContext, evidence: Evidence, task: Task) -> Check:
-    where = environment.collect(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file)
     requests = f"{prompts_digest(task.prompts)}-n{task.width}"
-    current = golden.collect(evidence, where, requests)
+    current = golden.collect(evidence, golden.environment_of(context), requests)
     if any(evidence.drifts(seen) for seen in evidence.all):
         return Check(SUITE, "golden digests", Outcome.NOT_RUN, "", reason="bits that drift are no reference")
     current.write(context.out_dir / golden.FILE)

@@ -96,7 +96,7 @@ def _ranks(change: Any) -> Any:
     return mock.patch("flashrec.search.expand.order_key", order_key)
 
 
-@fault("noise-on-greedy", caught_by=DETERMINISM, axis="sampling", tensor="parents")
+@fault("noise-on-greedy", caught_by=DETERMINISM, axis="sampling", tensor="tokens")
 def noise_on_greedy() -> Iterator[None]:
     """In a wave that samples, requests at temperature 0 are ranked with noise as well."""
     real = expand._perturb
@@ -122,7 +122,7 @@ def allow_list_ignored() -> Iterator[None]:
         yield
 
 
-@fault("filters-of-the-first", caught_by=DETERMINISM, axis="filters", tensor="tokens")
+@fault("filters-of-the-first", caught_by=DETERMINISM, axis="filters", tensor="parents")
 def filters_of_the_first() -> Iterator[None]:
     """Every request of a wave is searched with the lists of its first."""
     real = FilterSet.alive

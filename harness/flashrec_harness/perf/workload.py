@@ -48,10 +48,10 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Such as ``n=50 at once=8 context=2465 cold batch``; unique within a workload."""
-        load = f"rate={self.rate:g}/s" if self.rate is not None else f"at once={self.concurrency}"
-        prompt = "histories" if self.context is None else f"context={self.context}"
-        return f"n={self.n} {load} {prompt} {self.cache} {self.drive}"
+        """Such as ``n=50, 8 at once, context 2465, cold, batch``; unique within a workload."""
+        load = f"{self.rate:g}/s" if self.rate is not None else f"{self.concurrency} at once"
+        prompt = "histories" if self.context is None else f"context {self.context}"
+        return f"n={self.n}, {load}, {prompt}, {self.cache}, {self.drive}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from flashrec_harness.tracing.kernels import (
 from flashrec_harness.tracing.reader import Event, RawTrace
 
 PREFIX = "flashrec."
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 MIN_LEAD = 0.1
 """Share of a step's kernel time that is still to run when a host that keeps up has launched everything."""
 PREFILL, DECODE, FINALIZE = "flashrec.prefill", "flashrec.decode", "flashrec.finalize"
@@ -121,7 +122,7 @@ def largest_gaps(trace: RawTrace, over: Sequence[Interval], count: int = 10) -> 
 
 def _holder(spans: Sequence[Event], frames: Sequence[Event], gap: Interval) -> str:
     names = [found["name"] for found in (iv.innermost(spans, gap), iv.innermost(frames, gap)) if found]
-    return " / ".join(names) or "outside every span"
+    return _ADDRESS.sub("", " / ".join(names)) or "outside every span"
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,14 +84,15 @@ def _verdicts(checks: Sequence[Check]) -> str:
     return f'<section class="card list">{rows}</section>' if rows else ""
 
 
+def _number_class(value: object) -> str:
+    return ' class="num"' if isinstance(value, (int, float)) else ""
+
+
 def _table(rows: list[dict[str, object]]) -> str:
-    head = "".join(f"<th>{escape(key)}</th>" for key in rows[0])
+    head = "".join(f"<th{_number_class(value)}>{escape(key)}</th>" for key, value in rows[0].items())
     lines = "".join(
         "<tr>"
-        + "".join(
-            f"<td{' class=num' if isinstance(value, (int, float)) else ''}>{escape(format_cell(value))}</td>"
-            for value in row.values()
-        )
+        + "".join(f"<td{_number_class(value)}>{escape(format_cell(value))}</td>" for value in row.values())
         + "</tr>"
         for row in rows
     )
