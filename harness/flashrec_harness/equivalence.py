@@ -74,12 +74,14 @@ def compare(
     eager: torch.Tensor,
     rule: Rule,
     *,
+    precision: torch.dtype | None = None,
     codes_apart: float = CODES_APART,
     code_steps: int = 1,
 ) -> Agreement:
     """Judges ``out`` by ``rule``. ``exact`` is not looked at by the rules that compare with ``eager`` alone.
 
-    FP8 codes may be ``code_steps`` apart in a share ``codes_apart`` of the elements.
+    ``precision`` is the dtype that the values were last rounded to, where the output's own is wider. FP8 codes
+    may be ``code_steps`` apart in a share ``codes_apart`` of the elements.
     """
     if out.shape != eager.shape or out.dtype != eager.dtype:
         found = f"{tuple(out.shape)} {out.dtype}, expected {tuple(eager.shape)} {eager.dtype}"
@@ -90,10 +92,10 @@ def compare(
         return _bitwise(out, eager)
     if rule is Rule.CODES:
         return _codes(out, eager, codes_apart, code_steps)
-    return _measured(out, exact, eager)
+    return _measured(out, exact, eager, precision or out.dtype)
 
 
-def _measured(out: torch.Tensor, exact: torch.Tensor, eager: torch.Tensor) -> Agreement:
+def _measured(out: torch.Tensor, exact: torch.Tensor, eager: torch.Tensor, precision: torch.dtype) -> Agreement:
     unwritten = int((~torch.isfinite(out)).sum())
     if unwritten:
         failure = f"{unwritten} of {out.numel()} elements are not finite"
@@ -102,7 +104,7 @@ def _measured(out: torch.Tensor, exact: torch.Tensor, eager: torch.Tensor) -> Ag
     floor = rounding_floor(exact, out.dtype)
     worst, bound = float(error.max()), ERROR_FACTOR * float(allowed.max()) + 2.0 * float(floor.max())
     mean, mean_bound = float(error.mean()), ERROR_FACTOR * float(allowed.mean()) + 2.0 * float(floor.mean())
-    apart, apart_bound = distance(out, exact), DISTANCE_BOUND[out.dtype]
+    apart, apart_bound = distance(out, exact), DISTANCE_BOUND[precision]
     failure = ""
     if worst > bound:
         failure = f"largest error {worst:.3g} above {bound:.3g}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import MakeTask
+from random_shop import MakeTask
 
 from flashrec import Beam
 from flashrec_harness.determinism.judge import drift_bound, judge

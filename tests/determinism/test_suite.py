@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from conftest import CPU_AXES, MakeTask
+from random_shop import CPU_AXES, MakeTask
 
 from flashrec_harness import hardware
 from flashrec_harness.determinism import golden, over_http, run, suite

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trie_oracle import LANE, Step, children_of, chosen, may_return, oracle, steps
 
 from flashrec.kernels.ops import TORCH, Choice, select_ops
 from flashrec.kernels.registry import TRITON

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from flashrec_harness.kernel_cases.base import Draws, Lane
-from flashrec_harness.kernel_cases.trie import random_children, random_lists, random_spans
-from flashrec_harness.kernels_suite import lanes
 from hypothesis import strategies as st
 
 from flashrec.kernels.trie_expand import Children, Hypotheses, LeafLists, Selected, trie_expand
 from flashrec.kernels.trie_expand_triton import ExpandPlan, expand_planned, plan_expand
+from flashrec_harness.kernel_cases.base import Draws, Lane
+from flashrec_harness.kernel_cases.trie import random_children, random_lists, random_spans
+from flashrec_harness.kernels_suite import lanes
 
 LANE = lanes()[-1]
 Chosen = tuple[int, int, int, bytes]

@@ -172,7 +172,7 @@ FULL_CHIP = 100
 """Tiles from which a larger tile pays on a Hopper's 132 multiprocessors."""
 SPLIT_SIZE = 4096
 """K above this is cut in two: one multiprocessor would stream a weight column tile for too long."""
-LARGE_TILES = ((256, 128, 8, 3), (128, 128, 8, 4), (128, 64, 8, 5))
+LARGE_TILES = ((256, 128, 8, 3), (128, 128, 8, 4), (128, 64, 4, 4))
 """(block_out, block_rows, warps, stages), best first for many rows."""
 
 

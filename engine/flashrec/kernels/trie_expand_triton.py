@@ -56,6 +56,13 @@ class ExpandPlan:
         """Groups of one row."""
         return ceil_div(self.slots, self.group)
 
+    def list_room(self, source_rows: int, target_rows: int) -> tuple[int, int]:
+        """Entries to allot for each source and each target row: a list holds no more than ``per_target`` for
+        each row that is kept, nor than all slots of its source rows; whichever takes less memory."""
+        if source_rows * self.slots < target_rows * self.per_target:
+            return self.slots, 0
+        return 0, self.per_target
+
     @classmethod
     def of(cls, slots: int, group: int, peaks: int, source_width: int) -> ExpandPlan:
         """The plan with these sizes, powers of two, for at most ``source_width`` rows to a request."""
@@ -109,7 +116,8 @@ def expand_planned(
     bits, peaks = empty(count, plan.slots), empty(count, plan.groups, dtype=torch.int64)
     normaliser = empty(count, dtype=torch.float32)
     _score_rows(plan, logits, children, rows, spans, lists, normaliser, bits, peaks)
-    entries = target_rows * plan.per_target
+    per_source, per_target = plan.list_room(count, target_rows)
+    entries = count * per_source + target_rows * per_target
     threshold, found = empty(requests, dtype=torch.int64), empty(requests)
     keys, places = empty(entries, dtype=torch.int64), empty(entries)
     selected = Selected(
@@ -150,7 +158,8 @@ def expand_planned(
         plan.slots,
         plan.groups,
         requests,
-        plan.per_target,
+        per_source,
+        per_target,
         DENSE=dense,
         BLOCK=plan.block,
         GROUP=plan.group,
@@ -168,7 +177,8 @@ def expand_planned(
         size,
         plan.slots,
         requests,
-        plan.per_target,
+        per_source,
+        per_target,
         DENSE=dense,
         BLOCK=PLACE_BLOCK,
         BLOCK_RIVALS=PLACE_RIVALS,

@@ -112,6 +112,7 @@ def collect_kernel(
     slots: tl.tensor,
     groups: tl.tensor,
     requests: tl.tensor,
+    per_source: tl.tensor,
     per_target: tl.tensor,
     DENSE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -119,8 +120,8 @@ def collect_kernel(
 ) -> None:
     """One block of slots of one row a program: appends what reaches the threshold to its request's list.
 
-    The lists are ``keys`` int64 and ``places`` int32 (slot in its row); a request's begins at
-    ``per_target`` times its first target row, and ``found`` int32 [R] counts it.
+    The lists are ``keys`` int64 and ``places`` int32 (slot in its row), and ``found`` int32 [R] counts them; a
+    request's begins at ``per_source`` times its first source row plus ``per_target`` times its first target row.
     """
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -140,9 +141,9 @@ def collect_kernel(
             keep = live & (key >= cut)
             kept = keep.to(tl.int32)
             ahead = tl.atomic_add(found + owner, tl.sum(kept, axis=0))
-            entry = (
-                tl.load(spans + 2 * requests + owner).to(tl.int64) * per_target + ahead + tl.cumsum(kept, axis=0) - 1
-            )
+            to = tl.load(spans + 2 * requests + owner).to(tl.int64)
+            list_start = begin.to(tl.int64) * per_source + to * per_target
+            entry = list_start + ahead + tl.cumsum(kept, axis=0) - 1
             tl.store(keys + entry, key, mask=keep)
             tl.store(places + entry, slot, mask=keep)
 
@@ -166,6 +167,7 @@ def place_kernel(
     size: tl.tensor,
     slots: tl.tensor,
     requests: tl.tensor,
+    per_source: tl.tensor,
     per_target: tl.tensor,
     DENSE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -177,7 +179,7 @@ def place_kernel(
     to = tl.load(spans + 2 * requests + owner)
     width = tl.load(spans + 3 * requests + owner)
     total = tl.load(found + owner)
-    list_start = to.to(tl.int64) * per_target
+    list_start = begin.to(tl.int64) * per_source + to.to(tl.int64) * per_target
     for first in range(tl.program_id(1) * BLOCK, total, tl.num_programs(1) * BLOCK):
         entry = first + tl.arange(0, BLOCK)
         inside = entry < total

@@ -219,10 +219,10 @@ def _ties(lab: Lab, engine: Engine) -> None:
 
 
 def _arrival(lab: Lab, engine: Engine) -> None:
+    """The first burst waits for the scheduler to start, so that at least one wave is shared; the others trickle in."""
     scheduler = Scheduler(engine)
-    scheduler.start()
     try:
-        for turn in range(2 if lab.task.quick else 8):
+        for turn in range(3 if lab.task.quick else 8):
             rng = lab.task.rng("arrival", turn)
             requests = [replace(mate, rid=f"mate {number}") for number, mate in enumerate(lab.mates(rng, 40))]
             requests.append(replace(lab.probe("default", engine), rid="default"))
@@ -231,6 +231,8 @@ def _arrival(lab: Lab, engine: Engine) -> None:
             for request in requests:
                 answers[request.rid] = scheduler.submit(request)
                 time.sleep(rng.choice((0.0, 0.0, 0.002, 0.02)))
+            if turn == 0:
+                scheduler.start()
             results = {rid: answer.result(_WAIT_S) for rid, answer in answers.items()}
             mine = replace(results["default"], rid="default")
             lab.observe(engine, Place("arrival", f"turn {turn}"), mine, rows=0, requests=len(requests), at=0)

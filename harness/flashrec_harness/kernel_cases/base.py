@@ -49,13 +49,17 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One thing that a kernel produced, and the rule that judges it."""
+    """One thing that a kernel produced, and the rule that judges it.
+
+    ``precision``: what its values were last rounded to, where the tensor's dtype is wider.
+    """
 
     name: str
     tensor: torch.Tensor
     rule: Rule = Rule.MEASURED
     codes_apart: float = CODES_APART
     code_steps: int = 1
+    precision: torch.dtype | None = None
 
 
 Collect = Callable[[Any, Sequence[Any]], list[Output]]

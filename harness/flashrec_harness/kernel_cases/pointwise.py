@@ -38,7 +38,7 @@ def _summed(result: Any, _: Sequence[Any]) -> list[Output]:
 
 def code_outputs(codes: torch.Tensor, scale: torch.Tensor, lane: Lane, *, apart: float = CODES_APART) -> list[Output]:
     """The two outputs of a quantising kernel."""
-    return [Output("codes", codes, Rule.CODES, apart, lane.code_steps), Output("scale", scale)]
+    return [Output("codes", codes, Rule.CODES, apart, lane.code_steps), Output("scale", scale, precision=lane.dtype)]
 
 
 @st.composite

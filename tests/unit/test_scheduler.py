@@ -1,0 +1,300 @@
+"""The engine thread: a bounded queue, deadlines, cancellation, draining, and faults that answer everyone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_engine import ask, open_engine, write_shop
+
+from flashrec import Engine, RequestError, Result
+from flashrec.errors import DeadlineError, EngineFault, NonFiniteError, QueueFullError
+from flashrec.runtime.scheduler import Scheduler
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shop(tmp_path_factory.mktemp("shop"))
+
+
+@pytest.fixture(scope="module")
+def engine(shop: Path) -> Iterator[Engine]:
+    engine = open_engine(shop, queue_size=4)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def scheduler(engine: Engine) -> Iterator[Scheduler]:
+    scheduler = Scheduler(engine)
+    yield scheduler
+    scheduler.close()
+
+
+class Gate:
+    """Holds the engine thread inside a wave until it is opened."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered = threading.Semaphore(0)
+        self._open = threading.Event()
+        self.waves: list[list[str]] = []
+        real = engine.launch
+
+        def launch(members: list[Any]) -> Any:
+            self.waves.append([member.request.rid for member in members])
+            self.entered.release()
+            assert self._open.wait(PATIENCE_S)
+            return real(members)
+
+        monkeypatch.setattr(engine, "launch", launch)
+
+    def wait(self) -> None:
+        assert self.entered.acquire(timeout=PATIENCE_S)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def gate(engine: Engine, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(engine, monkeypatch)
+    yield gate
+    gate.open()
+
+
+def answer(future: Future[Result]) -> Result:
+    return future.result(PATIENCE_S)
+
+
+def test_answers_are_those_of_the_engine(engine: Engine, scheduler: Scheduler) -> None:
+    requests = [ask(5 + seed, seed=seed, n=1 + seed, rid=f"r{seed}") for seed in range(4)]
+    expected = [engine.generate([request])[0].beams for request in requests]
+    scheduler.start()
+    futures = [scheduler.submit(request) for request in requests]
+    results = [answer(future) for future in futures]
+    assert [result.beams for result in results] == expected
+    assert [result.rid for result in results] == ["r0", "r1", "r2", "r3"]
+    assert scheduler.queue_depth == 0
+
+
+def test_an_invalid_request_is_refused_on_the_callers_thread(scheduler: Scheduler) -> None:
+    scheduler.start()
+    with pytest.raises(RequestError, match="n: must be at least 1"):
+        scheduler.submit(ask(5, n=0))
+    assert scheduler.queue_depth == 0
+
+
+def test_what_waits_while_a_wave_runs_shares_the_next(scheduler: Scheduler, gate: Gate) -> None:
+    scheduler.start()
+    first = scheduler.submit(ask(5, rid="first"))
+    gate.wait()
+    others = [scheduler.submit(ask(5, seed=seed, rid=f"other{seed}")) for seed in range(3)]
+    assert scheduler.queue_depth == 3
+    gate.open()
+    for future in (first, *others):
+        answer(future)
+    assert gate.waves == [["first"], ["other0", "other1", "other2"]]
+
+
+def test_a_full_queue_refuses_and_recovers(scheduler: Scheduler, gate: Gate) -> None:
+    scheduler.start()
+    running = scheduler.submit(ask(5))
+    gate.wait()
+    waiting = [scheduler.submit(ask(5, seed=seed)) for seed in range(4)]
+    with pytest.raises(QueueFullError, match="4 requests wait already"):
+        scheduler.submit(ask(5, seed=9))
+    gate.open()
+    for future in (running, *waiting):
+        answer(future)
+    answer(scheduler.submit(ask(5, seed=9)))
+
+
+def test_a_deadline_that_passes_while_waiting_takes_no_row(scheduler: Scheduler, gate: Gate) -> None:
+    scheduler.start()
+    running = scheduler.submit(ask(5, rid="running"))
+    gate.wait()
+    late = scheduler.submit(ask(5, seed=1, rid="late"), deadline=time.monotonic() + 0.01)
+    time.sleep(0.03)
+    gate.open()
+    answer(running)
+    with pytest.raises(DeadlineError, match="while the request waited"):
+        answer(late)
+    assert gate.waves == [["running"]]
+
+
+def test_a_deadline_that_passes_while_running_is_said_so(scheduler: Scheduler, gate: Gate) -> None:
+    scheduler.start()
+    future = scheduler.submit(ask(5), deadline=time.monotonic() + 0.05)
+    gate.wait()
+    time.sleep(0.08)
+    gate.open()
+    with pytest.raises(DeadlineError, match="while the request ran"):
+        answer(future)
+
+
+@pytest.mark.parametrize("how", ["by id", "by future"])
+def test_a_cancelled_request_takes_no_row(scheduler: Scheduler, gate: Gate, how: str) -> None:
+    scheduler.start()
+    running = scheduler.submit(ask(5, rid="running"))
+    gate.wait()
+    dropped = scheduler.submit(ask(5, seed=1, rid="dropped"))
+    kept = scheduler.submit(ask(5, seed=2, rid="kept"))
+    if how == "by id":
+        scheduler.cancel("dropped")
+    else:
+        dropped.cancel()
+    gate.open()
+    answer(running)
+    answer(kept)
+    with pytest.raises(CancelledError):
+        answer(dropped)
+    assert gate.waves == [["running"], ["kept"]]
+
+
+def test_a_request_cancelled_while_it_runs_is_answered_to_nobody(
+    engine: Engine, scheduler: Scheduler, gate: Gate
+) -> None:
+    scheduler.start()
+    dropped = scheduler.submit(ask(5, rid="dropped"))
+    gate.wait()
+    scheduler.cancel("dropped")
+    gate.open()
+    answer(scheduler.submit(ask(5, seed=1)))
+    assert dropped.cancelled()
+    stats = engine.stats()
+    assert stats["free_pages"] + stats["cached_pages"] == stats["usable_pages"]
+
+
+def test_draining_refuses_newcomers_and_finishes_the_rest(scheduler: Scheduler, gate: Gate) -> None:
+    scheduler.start()
+    running = scheduler.submit(ask(5))
+    gate.wait()
+    waiting = scheduler.submit(ask(5, seed=1))
+    assert scheduler.drain(timeout=0.05) is False
+    with pytest.raises(EngineFault, match="shutting down"):
+        scheduler.submit(ask(5, seed=2))
+    gate.open()
+    assert scheduler.drain(timeout=PATIENCE_S) is True
+    assert answer(running).beams
+    assert answer(waiting).beams
+
+
+def test_closing_answers_what_waits(scheduler: Scheduler, gate: Gate) -> None:
+    scheduler.start()
+    running = scheduler.submit(ask(5))
+    gate.wait()
+    waiting = scheduler.submit(ask(5, seed=1))
+    closer = threading.Thread(target=scheduler.close)
+    closer.start()
+    with pytest.raises(EngineFault, match="shutting down"):
+        answer(waiting)
+    gate.open()
+    closer.join(PATIENCE_S)
+    assert not closer.is_alive()
+    assert answer(running).beams
+
+
+def test_a_fault_answers_everyone_and_those_who_come_later(
+    engine: Engine, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def launch(_: list[Any]) -> Any:
+        entered.set()
+        release.wait(PATIENCE_S)
+        raise (
+            torch.AcceleratorError("device lost") if hasattr(torch, "AcceleratorError") else RuntimeError("device lost")
+        )
+
+    monkeypatch.setattr(engine, "launch", launch)
+    scheduler.start()
+    running = scheduler.submit(ask(5))
+    assert entered.wait(PATIENCE_S)
+    waiting = scheduler.submit(ask(5, seed=1))
+    release.set()
+    for future in (running, waiting):
+        with pytest.raises(EngineFault, match="device lost"):
+            answer(future)
+    with pytest.raises(EngineFault, match="device lost"):
+        scheduler.submit(ask(5, seed=2))
+    with pytest.raises(EngineFault, match="device lost"):
+        scheduler.flush_cache()
+    assert scheduler.queue_depth == 0
+
+
+def test_a_request_that_is_not_finite_fails_alone(engine: Engine, scheduler: Scheduler, gate: Gate) -> None:
+    good, bad = ask(5, seed=3, n=4, rid="good"), ask(6, seed=4, n=4, rid="bad")
+    word = next(token for token in bad.input_ids if token not in good.input_ids)
+    embedding = engine.parts.model.embedding  # type: ignore[attr-defined]
+    row = embedding[word].clone()
+    engine.flush_cache()
+    try:
+        with torch.inference_mode():
+            embedding[word] = torch.nan
+        scheduler.start()
+        first = scheduler.submit(ask(4, seed=3))
+        gate.wait()
+        futures = scheduler.submit(good), scheduler.submit(bad)
+        gate.open()
+        first.exception(PATIENCE_S)
+        assert answer(futures[0]).beams
+        with pytest.raises(NonFiniteError, match="'bad'"):
+            answer(futures[1])
+        assert gate.waves[1] == ["good", "bad"]
+        answer(scheduler.submit(good))
+    finally:
+        with torch.inference_mode():
+            embedding[word] = row
+        scheduler.flush_cache()
+
+
+def test_calls_run_between_waves_and_hand_back_their_error(
+    engine: Engine, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler.start()
+    answer(scheduler.submit(ask(9, seed=5)))
+    assert scheduler.flush_cache() > 0
+    assert scheduler.flush_cache() == 0
+
+    def broken() -> int:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(engine, "flush_cache", broken)
+    with pytest.raises(RuntimeError, match="planted"):
+        scheduler.flush_cache()
+    answer(scheduler.submit(ask(9, seed=5)))
+
+
+def test_many_threads_each_get_their_own_answer(engine: Engine, shop: Path) -> None:
+    wide = open_engine(shop, queue_size=64)
+    scheduler = Scheduler(wide)
+    requests = [ask(3 + seed % 17, seed=seed, n=1 + seed % 6, rid=str(seed)) for seed in range(24)]
+    expected = {request.rid: engine.generate([request])[0].beams for request in requests}
+    got: dict[str, object] = {}
+
+    def client(mine: list[Any]) -> None:
+        for request in mine:
+            got[request.rid] = answer(scheduler.submit(request)).beams
+
+    scheduler.start()
+    clients: list[Callable[[], None]] = [
+        threading.Thread(target=client, args=(requests[i::6],)).start for i in range(6)
+    ]
+    for begin in clients:
+        begin()
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(got) < len(requests) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert got == expected
+    finally:
+        scheduler.close()
+        wide.close()
