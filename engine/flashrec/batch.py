@@ -24,8 +24,8 @@ Activation = torch.Tensor | Quantized
 class Attend(Protocol):
     """Attention of one pass, bound to its metadata; keys and values are already in the pool."""
 
-    def __call__(self, q: torch.Tensor, layer: int) -> torch.Tensor:
-        """From queries [T, heads, head_dim] to outputs of the same shape."""
+    def __call__(self, q: torch.Tensor, layer: int) -> Activation:
+        """From queries [T, heads, head_dim] to the output projection's input [T, heads * head_dim]."""
         ...
 
 

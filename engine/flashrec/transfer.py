@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,3 +23,34 @@ def upload(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
 def overwrite(target: torch.Tensor, array: NDArray[np.generic]) -> None:
     """Copy ``array`` over a static device tensor, ordered on the current stream."""
     target.copy_(staged(array, target.device), non_blocking=True)
+
+
+class StaticBlock:
+    """Named int32 tensors in one static device allocation, rewritten by one copy.
+
+    ``shapes`` gives the fields; each starts at zero. :meth:`write` fills what it is given into a fresh pinned
+    buffer, every other entry with ``fill``, so nothing of an earlier layout survives. A wave's layout took a
+    dozen copies of 20 us each on the host (H200, 2026-11-29), which a graph of 3 ms waits for.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, *, fill: int = 0) -> None:
+        self.fill = fill
+        self._shapes = dict(shapes)
+        ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes.values()]).tolist()
+        self._spans = dict(zip(self._shapes, zip([0, *ends[:-1]], ends, strict=True), strict=True))
+        self._flat = torch.full((ends[-1],), fill, dtype=torch.int32, device=device)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The device tensor of a field."""
+        start, end = self._spans[name]
+        return self._flat[start:end].view(self._shapes[name])
+
+    def write(self, fields: Mapping[str, NDArray[np.integer]]) -> None:
+        """Overwrite all fields: ``fields`` from index 0 of each axis on, ``fill`` beyond, ordered on the stream."""
+        host = torch.full_like(self._flat, self.fill, device="cpu", pin_memory=self._flat.device.type == "cuda")
+        flat = host.numpy()
+        for name, values in fields.items():
+            start, end = self._spans[name]
+            place = flat[start:end].reshape(self._shapes[name])
+            place[tuple(slice(size) for size in values.shape)] = values
+        self._flat.copy_(host, non_blocking=True)

@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 import httpx
 
@@ -88,16 +90,17 @@ def started_server(
     directory = log_dir or Path(tempfile.mkdtemp(prefix=f"{name}-"))
     directory.mkdir(parents=True, exist_ok=True)
     retries: list[str] = []
-    try:
-        server = _start(command, name, health_path, env, directory, timeout_s)
-    except INFRASTRUCTURE_ERRORS as error:
-        retries.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-        server = _start(command, name, health_path, env, directory, timeout_s)
-    server.retries = retries
-    try:
-        yield server
-    finally:
-        end_process_group(server.process)
+    with _exit_on_terminate():
+        try:
+            server = _start(command, name, health_path, env, directory, timeout_s)
+        except INFRASTRUCTURE_ERRORS as error:
+            retries.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            server = _start(command, name, health_path, env, directory, timeout_s)
+        server.retries = retries
+        try:
+            yield server
+        finally:
+            end_process_group(server.process)
 
 
 @contextmanager
@@ -143,6 +146,23 @@ def end_process_group(process: subprocess.Popen[bytes], patience_s: float = _STO
         _await_group(process.pid, deadline=time.monotonic() + 2.0)
     _signal_group(process.pid, signal.SIGKILL)
     process.wait()
+
+
+@contextmanager
+def _exit_on_terminate() -> Iterator[None]:
+    """Let SIGTERM unwind this process: a server in a session of its own would outlive a plain death."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _start(

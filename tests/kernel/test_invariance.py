@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashrec.kernels.split_gemm import fixed_splits, plan_gemm
+from flashrec.kernels.gemm_plan import fixed_splits, plan_gemm
 from flashrec_harness import kernel_invariance
 from flashrec_harness.kernel_invariance import rows_that_differ
 from flashrec_harness.kernels_suite import lanes

@@ -53,9 +53,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Expand], Expand]) ->
     monkeypatch.setattr(decode, "select_expand", lambda ops: spoil(select_expand(ops)))
 
 
-def test_an_off_by_one_parent_is_caught(
-    edge: Ground, edge_oracle: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_off_by_one_parent_is_caught(edge: Ground, edge_oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row goes on from the keys and values of its parent's neighbour."""
 
     def next_row(expand: Expand) -> Expand:
@@ -81,9 +79,7 @@ def test_raw_instead_of_masked_log_probabilities_are_caught(
     assert judge(edge, edge_oracle, searches(edge, ScoreSpace.CHILDREN)).outcome()[0] is Outcome.FAIL
 
 
-def test_a_dropped_allow_list_is_caught(
-    edge: Ground, edge_oracle: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dropped_allow_list_is_caught(edge: Ground, edge_oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     def unfiltered(expand: Expand) -> Expand:
         return lambda logits, level, frontier, spans, _filters, sampling: expand(
             logits, level, frontier, spans, None, sampling
@@ -98,18 +94,14 @@ def test_a_dropped_allow_list_is_caught(
     assert len(differing) >= len(filtered) // 2
 
 
-def test_a_wrong_length_penalty_is_caught(
-    edge: Ground, edge_oracle: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_length_penalty_is_caught(edge: Ground, edge_oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "penalised", lambda totals, lengths, penalty: totals / np.float32(lengths))
     comparison = judge(edge, edge_oracle, searches(edge, ScoreSpace.SID, penalties=(0.5,)))
     assert comparison.outcome()[0] is Outcome.FAIL
     assert "scores differ" in comparison.outcome()[1]
 
 
-def test_an_ignored_score_space_is_caught(
-    edge: Ground, edge_oracle: Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ignored_score_space_is_caught(edge: Ground, edge_oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     true_request = EngineSubject.request
 
     def without_space(self: EngineSubject, case: SearchCase) -> Request:

@@ -36,9 +36,7 @@ def tied(edge: Ground, tmp_path_factory: pytest.TempPathFactory) -> Ground:
 @pytest.mark.parametrize("space", list(ScoreSpace))
 def test_ties_go_to_the_lower_parent_rank_and_then_to_the_lower_token(tied: Ground, space: ScoreSpace) -> None:
     """Without a near-tie allowance: the order among equal scores must be the stated one."""
-    cases = [
-        case for catalog in ("2 levels", "3 levels") for case in catalog_cases(tied, space, 6, 2, catalog=catalog)
-    ]
+    cases = [case for catalog in ("2 levels", "3 levels") for case in catalog_cases(tied, space, 6, 2, catalog=catalog)]
     oracle = Oracle(Float64Logits(tied.model_path), tied.grammar_of)
     expected = oracle.search(cases)
     assert sum(len({h.score for h in ranked}) < len(ranked) for ranked in expected) >= len(cases) // 2

@@ -14,7 +14,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from flashrec import Engine, Request, ScoreSpace
 from flashrec.runtime.stage import DecodeStage
 
-HOST_READS = ("aten._local_scalar_dense", "aten.nonzero", "aten.item", "aten.masked_select", "aten.unique")
+HOST_READS = (
+    "aten._local_scalar_dense",
+    "aten.is_nonzero",
+    "aten.item",
+    "aten.masked_select",
+    "aten.nonzero",
+    "aten.unique",
+)
+INDEXING = ("aten.index.", "aten.index_put")
+"""By a bool mask, these count its true entries first."""
 
 
 class HostReadError(AssertionError):
@@ -25,9 +34,13 @@ class NoHostReads(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if str(func).startswith(HOST_READS):
+        if str(func).startswith(HOST_READS) or (str(func).startswith(INDEXING) and _by_mask(args[1])):
             raise HostReadError(f"{func} in the decode program")
         return func(*args, **(kwargs or {}))
+
+
+def _by_mask(indices: Sequence[torch.Tensor | None]) -> bool:
+    return any(index is not None and index.dtype is torch.bool for index in indices)
 
 
 @pytest.fixture(scope="module")

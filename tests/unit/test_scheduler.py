@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
@@ -285,15 +285,12 @@ def test_many_threads_each_get_their_own_answer(engine: Engine, shop: Path) -> N
             got[request.rid] = answer(scheduler.submit(request)).beams
 
     scheduler.start()
-    clients: list[Callable[[], None]] = [
-        threading.Thread(target=client, args=(requests[i::6],)).start for i in range(6)
-    ]
-    for begin in clients:
-        begin()
+    clients = [threading.Thread(target=client, args=(requests[first::6],)) for first in range(6)]
+    for thread in clients:
+        thread.start()
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while len(got) < len(requests) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        for thread in clients:
+            thread.join(PATIENCE_S)
         assert got == expected
     finally:
         scheduler.close()

@@ -6,32 +6,38 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from flashrec.batch import Attend
+from flashrec.batch import Activation, Attend
 from flashrec.kernels.tiles import RowTiles
 from flashrec.kvcache.pool import KVPool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PrefillMeta:
-    """A ragged causal pass over T prompt tokens; a token sees its request's positions up to its own.
+    """A ragged causal pass over T prompt tokens, on the host; a token sees its request's positions up to its own.
 
-    On the host, per request of the pass: ``query_lens``, its tokens in the pass; ``kv_lens``, its positions that
-    are in the pool once they are stored; ``pages``, the pages that hold them. Device tensors: ``kv_len`` int32
-    [R], the same as ``kv_lens``; ``positions`` int32 [T]; ``page_table`` int32 [R, pages]; ``tiles`` cut the T rows.
+    Per request of the pass: ``query_lens``, its tokens in the pass; ``kv_lens``, its positions that are in the
+    pool once they are stored; ``pages``, the pages that hold its prompt. ``positions`` int32 [T].
     """
 
     query_lens: Sequence[int]
     kv_lens: Sequence[int]
     pages: Sequence[Sequence[int]]
-    kv_len: torch.Tensor
-    positions: torch.Tensor
-    page_table: torch.Tensor
-    tiles: RowTiles
+    positions: NDArray[np.int32]
+
+    def page_table(self, page_size: int) -> NDArray[np.int32]:
+        """int32 [requests, pages] of the pages that hold keys, padded with the scratch page."""
+        counts = [-(-length // page_size) for length in self.kv_lens]
+        table = np.zeros((len(counts), max(counts)), dtype=np.int32)
+        for index, (pages, count) in enumerate(zip(self.pages, counts, strict=True)):
+            table[index, :count] = pages[:count]
+        return table
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DecodeMeta:
     """A decode pass: every row sees its request's context and its own beam's tokens.
 
@@ -60,7 +66,7 @@ class StaticPrefill(ABC):
         """Write a pass's layout to static buffers. Tokens beyond the pass's are inert."""
 
     @abstractmethod
-    def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, layer: int) -> Activation:
         """See :class:`~flashrec.batch.Attend`."""
 
 

@@ -14,7 +14,7 @@ import torch
 
 from flashrec.attention.base import PrefillMeta, StaticPrefill
 from flashrec.attention.paged import PagedAttention
-from flashrec.batch import Attend
+from flashrec.batch import Activation, Attend
 from flashrec.errors import ConfigError
 from flashrec.kernels.ops import Ops
 from flashrec.kvcache.pool import SCRATCH_PAGE, KVPool
@@ -33,8 +33,8 @@ def flashinfer_backend(device: torch.device, kv_dtype: torch.dtype) -> str:
 class FlashInferAttention(PagedAttention):
     """FlashInfer's paged prefill beside the shared-prefix decode kernel."""
 
-    def __init__(self, pool: KVPool, num_heads: int, ops: Ops) -> None:
-        super().__init__(pool, num_heads, ops)
+    def __init__(self, pool: KVPool, num_heads: int, ops: Ops, *, quantize: bool = False) -> None:
+        super().__init__(pool, num_heads, ops, quantize=quantize)
         self.backend = flashinfer_backend(pool.k.device, pool.k.dtype)
         self.name = f"flashinfer {self.backend} prefill, {self.name} decode"
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.k.device)
@@ -81,7 +81,7 @@ class FlashInferAttention(PagedAttention):
         if pool.k.dtype is torch.float8_e4m3fn:
             scales = {"k_scale": pool.k_scale[layer], "v_scale": pool.v_scale[layer]}
         result: torch.Tensor = wrapper.run(q, caches, out=out, **scales)
-        return result
+        return result.flatten(1)
 
     def prefill(self, meta: PrefillMeta) -> Attend:
         self.plan(self._wrapper, meta.query_lens, meta.kv_lens, self.pages(meta))
@@ -124,7 +124,7 @@ class FlashInferStaticPrefill(StaticPrefill):
         inert = [0] * (self.requests - len(meta.kv_lens))
         self.backend.plan(self.wrapper, [*meta.query_lens, *inert], [*meta.kv_lens, *inert], self.backend.pages(meta))
 
-    def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, layer: int) -> Activation:
         return self.backend.run(self.wrapper, q, layer, self.out)
 
     def _scratch(self, tokens: int) -> list[int]:

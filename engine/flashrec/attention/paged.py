@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from flashrec.attention.base import AttentionBackend, DecodeMeta, PrefillMeta, StaticPrefill
-from flashrec.batch import Attend
+from flashrec.batch import Activation, Attend, Quantized
 from flashrec.kernels.ops import Ops
-from flashrec.kernels.tiles import RowTiles, rows_per_tile
+from flashrec.kernels.tiles import RowTiles, row_tiles, rows_per_tile
 from flashrec.kvcache.pool import KVPool
+from flashrec.transfer import StaticBlock, upload
 
 
 class PagedAttention(AttentionBackend):
-    """Both shapes through ``ops``, over the pages where they lie."""
+    """Both shapes through ``ops``, over the pages where they lie.
 
-    def __init__(self, pool: KVPool, num_heads: int, ops: Ops) -> None:
+    With ``quantize``, a decode pass hands its output to the next projection as FP8, from the kernel that
+    merges the context's part with the beam's.
+    """
+
+    def __init__(self, pool: KVPool, num_heads: int, ops: Ops, *, quantize: bool = False) -> None:
         super().__init__(pool, num_heads)
         self.ops = ops
+        self.quantize = quantize
         self.name = ops.chosen["shared_prefix_attention"]
         self.tile_rows = rows_per_tile(num_heads, pool.num_kv_heads)
 
     def prefill(self, meta: PrefillMeta) -> Attend:
-        return lambda q, layer: self.attend_prefill(q, layer, meta.page_table, meta.kv_len, meta.positions, meta.tiles)
+        device = self.pool.k.device
+        page_table = upload(meta.page_table(self.pool.page_size), device)
+        kv_len = upload(np.array(meta.kv_lens, dtype=np.int32), device)
+        positions = upload(meta.positions, device)
+        tiles = RowTiles(*(upload(part.numpy(), device) for part in self.prefill_tiles(meta)))
+        return lambda q, layer: self.attend_prefill(q, layer, page_table, kv_len, positions, tiles)
 
     def static_prefill(self, tokens: int, requests: int, pages: int) -> StaticPrefill:
         return PagedStaticPrefill(self, tokens, requests, pages)
+
+    def prefill_tiles(self, meta: PrefillMeta, capacity: int | None = None) -> RowTiles:
+        """The pass's row tiles, on the host."""
+        return row_tiles(meta.query_lens, self.tile_rows, capacity)
 
     def attend_prefill(
         self,
@@ -35,7 +51,7 @@ class PagedAttention(AttentionBackend):
         positions: torch.Tensor,
         tiles: RowTiles,
     ) -> torch.Tensor:
-        """Causal attention of queries [T, heads, d]; the tensors are those of :class:`PrefillMeta`."""
+        """Causal attention of queries [T, heads, d] over device copies of a :class:`PrefillMeta`'s fields."""
         pool = self.pool
         out: torch.Tensor = self.ops.paged_prefill_attention(
             q,
@@ -51,12 +67,14 @@ class PagedAttention(AttentionBackend):
             pool.k_scale[layer],
             pool.v_scale[layer],
         )
-        return out
+        return out.flatten(1)
 
     def decode(self, meta: DecodeMeta) -> Attend:
-        def attend(q: torch.Tensor, layer: int) -> torch.Tensor:
+        operation = self.ops.shared_prefix_attention_quant if self.quantize else self.ops.shared_prefix_attention
+
+        def attend(q: torch.Tensor, layer: int) -> Activation:
             pool = self.pool
-            out: torch.Tensor = self.ops.shared_prefix_attention(
+            out = operation(
                 q,
                 pool.k[layer],
                 pool.v[layer],
@@ -73,33 +91,42 @@ class PagedAttention(AttentionBackend):
                 pool.k_scale[layer],
                 pool.v_scale[layer],
             )
-            return out
+            return Quantized(*out) if self.quantize else out.flatten(1)
 
         return attend
 
 
 class PagedStaticPrefill(StaticPrefill):
-    """Static copies of what the prefill kernel reads: page table, lengths, positions and row tiles."""
+    """What the prefill kernel reads, in one static block: page table, lengths, positions and row tiles."""
 
     def __init__(self, backend: PagedAttention, tokens: int, requests: int, pages: int) -> None:
-        def zeros(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=backend.pool.k.device)
-
         self.backend = backend
-        self.page_table = zeros(requests, pages)
-        self.kv_len = zeros(requests)
-        self.positions = zeros(tokens)
-        count = tokens // backend.tile_rows + requests
-        self.tiles = RowTiles(zeros(count), zeros(count), zeros(count))
+        self.num_tiles = tokens // backend.tile_rows + requests
+        # The scratch page is page 0, and a tile without rows is skipped.
+        self.block = StaticBlock(
+            {
+                "page_table": (requests, pages),
+                "kv_len": (requests,),
+                "positions": (tokens,),
+                "tiles": (3, self.num_tiles),
+            },
+            backend.pool.k.device,
+        )
+        self.tiles = RowTiles(*self.block["tiles"].unbind(0))
 
     def plan(self, meta: PrefillMeta) -> None:
-        requests, tokens = len(meta.kv_lens), meta.positions.shape[0]
-        self.page_table[:requests].copy_(meta.page_table)
-        self.kv_len[:requests].copy_(meta.kv_len)
-        self.positions[:tokens].copy_(meta.positions)
-        for static, part in zip(self.tiles, meta.tiles, strict=True):
-            static.zero_()
-            static[: part.shape[0]].copy_(part)
+        tiles = self.backend.prefill_tiles(meta, self.num_tiles)
+        self.block.write(
+            {
+                "page_table": meta.page_table(self.backend.pool.page_size),
+                "kv_len": np.array(meta.kv_lens),
+                "positions": meta.positions,
+                "tiles": torch.stack(list(tiles)).numpy(),
+            }
+        )
 
-    def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
-        return self.backend.attend_prefill(q, layer, self.page_table, self.kv_len, self.positions, self.tiles)
+    def attend(self, q: torch.Tensor, layer: int) -> Activation:
+        block = self.block
+        return self.backend.attend_prefill(
+            q, layer, block["page_table"], block["kv_len"], block["positions"], self.tiles
+        )

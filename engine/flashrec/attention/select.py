@@ -13,8 +13,9 @@ from flashrec.kernels.ops import Ops
 from flashrec.kvcache.pool import KVPool
 
 
-def select_attention(config: EngineConfig, pool: KVPool, num_heads: int, ops: Ops) -> AttentionBackend:
-    """The backend that ``attention_backend`` asks for; ``auto`` takes the engine's own kernels.
+def select_attention(config: EngineConfig, pool: KVPool, num_heads: int, ops: Ops, *, fp8: bool) -> AttentionBackend:
+    """The backend that ``attention_backend`` asks for; ``auto`` takes the engine's own kernels. ``fp8`` says that
+    the output projection takes FP8.
 
     One H200, bf16, 8 x 2,465 causal tokens of 16 / 8 heads, pages of 64, 2026-11-29: the Triton prefill kernel
     456 us, FlashInfer's paged FlashAttention-3 509 us.
@@ -28,5 +29,5 @@ def select_attention(config: EngineConfig, pool: KVPool, num_heads: int, ops: Op
     if asked == "flashinfer":
         if importlib.util.find_spec("flashinfer") is None:
             raise ConfigError("attention_backend: flashinfer is not installed; pip install 'flashrec[gpu]'")
-        return FlashInferAttention(pool, num_heads, ops)
-    return PagedAttention(pool, num_heads, ops)
+        return FlashInferAttention(pool, num_heads, ops, quantize=fp8)
+    return PagedAttention(pool, num_heads, ops, quantize=fp8)

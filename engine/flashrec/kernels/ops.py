@@ -10,9 +10,10 @@ import torch
 
 from flashrec.errors import ConfigError
 from flashrec.kernels._triton import MODE, TritonMode
+from flashrec.kernels.gemm_plan import SPLIT_SIZE
 from flashrec.kernels.linear import configure_cublas, linear_cublas
 from flashrec.kernels.registry import CUBLAS, REGISTRY, SCALED_MM, TRITON, Kernel
-from flashrec.kernels.split_gemm import SPLIT_SIZE, SplitGemm
+from flashrec.kernels.split_gemm import SplitGemm
 
 TORCH = "torch"
 UNUSED = "unused"
@@ -112,7 +113,10 @@ def _device_kernels(device: torch.device, dtype: torch.dtype) -> tuple[dict[str,
         configure_cublas()
         choices["linear"] = Choice(CUBLAS, "many rows; split-K off")
         choices["linear_fp8"] = Choice(SCALED_MM, "many rows")
-    callables = {name: REGISTRY[name].implementations[choices[name].implementation] for name in REGISTRY}
+    if dtype == torch.float32:
+        no_kernel = Choice(TORCH, "float32 attention does not fit a multiprocessor's registers")
+        choices |= {name: no_kernel for name in REGISTRY if "attention" in name}
+    callables = {name: _implementation(name, choices[name].implementation) for name in REGISTRY}
     products = SplitGemm(device)
     few = "few rows, and the same bits at every number of rows"
     choices |= {"linear_decode": Choice(TRITON, few), "linear_fp8_decode": Choice(TRITON, few)}
@@ -121,6 +125,11 @@ def _device_kernels(device: torch.device, dtype: torch.dtype) -> tuple[dict[str,
         choices["linear_decode"] = Choice(f"{CUBLAS}, {TRITON} above K = {SPLIT_SIZE}", few)
         callables["linear_decode"] = _bf16_decode_product(products)
     return callables, choices
+
+
+def _implementation(operation: str, name: str) -> Kernel:
+    spec = REGISTRY[operation]
+    return spec.reference if name == TORCH else spec.implementations[name]
 
 
 def _bf16_decode_product(products: SplitGemm) -> Kernel:

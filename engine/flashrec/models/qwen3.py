@@ -48,7 +48,7 @@ class Qwen3Attention:
         """From [T, H] to [T, H]."""
         qkv = self.qkv_proj(x, batch.ops)
         q = self.rotary(qkv, self.q_norm.weight, self.k_norm.weight, self.layer, batch)
-        return self.o_proj(batch.attend(q, self.layer).flatten(1), batch.ops)
+        return self.o_proj(batch.attend(q, self.layer), batch.ops)
 
     def targets(self, prefix: str, *, scales_in_checkpoint: bool) -> Iterator[WeightTarget]:
         yield from self.qkv_proj.targets(prefix, scales_in_checkpoint=scales_in_checkpoint)

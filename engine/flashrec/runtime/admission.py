@@ -7,32 +7,32 @@ from collections.abc import Sequence
 from flashrec.errors import RequestError
 from flashrec.kvcache.pool import PoolExhaustedError
 from flashrec.kvcache.radix import RadixCache
+from flashrec.runtime.buffers import Bucket
 from flashrec.runtime.member import Member, WaveKey
 
 
 class Admission:
     """Holds the budgets of a wave and moves pages between the pool, the cache and its members."""
 
-    def __init__(self, cache: RadixCache, buckets: Sequence[int], *, max_requests: int, max_filter_keys: int) -> None:
+    def __init__(self, cache: RadixCache, buckets: Sequence[Bucket], *, max_filter_keys: int) -> None:
         self.cache = cache
         self.pool = cache.pool
         self.buckets = buckets
-        self.max_requests = max_requests
         self.max_filter_keys = max_filter_keys
 
-    def max_rows(self, key: WaveKey) -> int:
-        """The row budget of a wave of this depth: the largest bucket whose passes the beam slots hold."""
+    def largest(self, key: WaveKey) -> Bucket:
+        """The largest bucket whose passes of this depth the beam slots hold: the budget of a wave."""
         passes = max(key.steps - 1, 1)
-        fitting = [rows for rows in self.buckets if rows * passes <= self.pool.beam_slots]
-        return fitting[-1] if fitting else 0
+        fitting = [bucket for bucket in self.buckets if bucket.rows * passes <= self.pool.beam_slots]
+        return fitting[-1] if fitting else Bucket(0, 0)
 
     def check_fits(self, member: Member) -> None:
         """Raise :class:`RequestError` for a request that no wave could ever hold."""
-        if member.width > self.max_rows(member.key):
+        if member.width > self.largest(member.key).rows:
             raise RequestError(
                 "beam_width",
                 f"{member.width} beams of {member.key.steps} tokens are above the row budget of "
-                f"{self.max_rows(member.key)}; raise max_rows",
+                f"{self.largest(member.key).rows}; raise max_rows",
             )
         if member.filter_keys > self.max_filter_keys:
             raise RequestError(
@@ -55,12 +55,12 @@ class Admission:
         head = waiting[0]
         rest = [member for member in waiting[1:] if member.key == head.key]
         rest.sort(key=lambda member: -len(self.cache.match(member.tokens)))
-        rows, keys, budget = 0, 0, self.max_rows(head.key)
+        rows, keys, budget = 0, 0, self.largest(head.key)
         admitted: list[Member] = []
         for member in (head, *rest):
-            if len(admitted) == self.max_requests:
+            if len(admitted) == budget.requests:
                 break
-            fits = rows + member.width <= budget and keys + member.filter_keys <= self.max_filter_keys
+            fits = rows + member.width <= budget.rows and keys + member.filter_keys <= self.max_filter_keys
             if fits and self._take_pages(member):
                 admitted.append(member)
                 rows += member.width

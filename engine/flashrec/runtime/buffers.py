@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,16 +9,25 @@ import numpy as np
 import torch
 
 from flashrec.kernels.tiles import RowTiles, row_tiles
-from flashrec.kvcache.pool import SCRATCH_PAGE
 from flashrec.runtime.member import Member
 from flashrec.search.expand import Sampling, Spans
-from flashrec.transfer import overwrite
+from flashrec.transfer import StaticBlock, overwrite
 
 
-def row_buckets(max_rows: int) -> list[int]:
-    """Row counts that decode programs exist for: powers of two, quarters between them from 64 and eighths from 1,024.
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A size that decode programs exist for: at most ``rows`` beams of at most ``requests`` requests."""
 
-    From 128 rows on they are multiples of a GEMM's tile, so the padding is rows that a tile would compute anyway.
+    rows: int
+    requests: int
+
+
+def row_buckets(max_rows: int, max_requests: int) -> list[Bucket]:
+    """Powers of two, quarters between them from 64 rows and eighths from 1,024, up to ``max_rows``.
+
+    From 128 rows on they are multiples of a GEMM's tile, so the padding is rows that a tile would compute
+    anyway. A bucket has room for one request per four rows: requests beyond those it serves cost empty
+    attention programs, and a wave of many narrow beams is rare enough to take a larger bucket.
     """
     sizes = {1, 2, 4, 8, 16, 32, 48}
     base = 64
@@ -27,17 +35,19 @@ def row_buckets(max_rows: int) -> list[int]:
         parts = 4 if base < 1024 else 8
         sizes.update(base + base * part // parts for part in range(parts))
         base *= 2
-    return sorted({size for size in sizes if size < max_rows} | {max_rows})
+    rows = sorted({size for size in sizes if size < max_rows} | {max_rows})
+    return [Bucket(size, min(max_requests, max(1, size // 4))) for size in rows]
 
 
-def bucket_of(rows: int, buckets: Sequence[int]) -> int:
-    """The smallest bucket that holds ``rows``."""
-    return buckets[bisect_left(buckets, rows)]
+def bucket_of(rows: int, requests: int, buckets: Sequence[Bucket]) -> Bucket:
+    """The smallest bucket that holds a wave; the caller has checked that there is one."""
+    return next(bucket for bucket in buckets if bucket.rows >= rows and bucket.requests >= requests)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WaveLayout:
-    """Host side of a loaded wave: ``widths`` of its requests and the ``starts`` of their rows."""
+    """Host side of a loaded wave: ``widths`` of its requests, the ``starts`` of their rows, and how many
+    ``pages`` of the table hold its longest prompt."""
 
     widths: tuple[int, ...]
     starts: tuple[int, ...]
@@ -49,7 +59,7 @@ class WaveLayout:
 
 
 class DecodeBuffers:
-    """Tensors of one bucket of ``rows`` beams of at most ``requests`` requests, ``passes`` decode passes.
+    """Tensors of one bucket, for ``passes`` decode passes and beams at most ``max_width`` wide.
 
     ``page_table`` int32 [requests, pages]; ``context_len`` int32 [requests]; ``row_request`` int64 [rows];
     ``first`` and ``later`` int32 [4, requests], the span tables of the first selection (from one row per
@@ -60,75 +70,69 @@ class DecodeBuffers:
 
     def __init__(
         self,
+        bucket: Bucket,
         *,
-        rows: int,
-        requests: int,
         pages: int,
         passes: int,
+        max_width: int,
         tile_rows: int,
         hidden: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        def zeros(*shape: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=kind, device=device)
-
+        rows, requests = bucket.rows, bucket.requests
+        tiles = rows // tile_rows + requests
         self.rows = rows
         self.requests = requests
         self.tile_rows = tile_rows
-        self.page_table = zeros(requests, pages)
-        self.context_len = zeros(requests)
-        self.row_request = zeros(rows, kind=torch.int64)
+        self.max_width = min(max_width, rows)
+        # The scratch page is page 0, so what a wave does not fill points at it.
+        self._block = StaticBlock(
+            {
+                "page_table": (requests, pages),
+                "context_len": (requests,),
+                "row_request": (rows,),
+                "first": (4, requests),
+                "later": (4, requests),
+                "tiles": (3, tiles),
+            },
+            device,
+        )
+        self.page_table = self._block["page_table"]
+        self.context_len = self._block["context_len"]
+        self.first, self.later = self._block["first"], self._block["later"]
+        self.tiles = RowTiles(*self._block["tiles"].unbind(0))
+        self.row_request = torch.zeros(rows, dtype=torch.int64, device=device)
         self.request_index = torch.arange(requests, device=device)
-        self.first = zeros(4, requests)
-        self.later = zeros(4, requests)
-        self.inverse_temperature = zeros(requests, kind=torch.float32)
-        self.seed = zeros(requests, kind=torch.int64)
-        tiles = rows // tile_rows + requests
-        self.tiles = RowTiles(zeros(tiles), zeros(tiles), zeros(tiles))
-        self.ancestors = zeros(max(passes, 1), rows)
+        self.inverse_temperature = torch.zeros(requests, device=device)
+        self.seed = torch.zeros(requests, dtype=torch.int64, device=device)
+        self.ancestors = torch.zeros(max(passes, 1), rows, dtype=torch.int32, device=device)
         self.row_index = torch.arange(rows, dtype=torch.int32, device=device)
-        self.head_input = zeros(requests, hidden, kind=dtype)
+        self.head_input = torch.zeros(requests, hidden, dtype=dtype, device=device)
 
     def load(self, members: Sequence[Member]) -> WaveLayout:
         """Write a wave's layout, overwriting every entry of the one before it."""
         widths = np.array([member.width for member in members])
         starts = np.cumsum(widths) - widths
         count = len(members)
-        pages = np.full(self.page_table.shape, SCRATCH_PAGE, dtype=np.int32)
+        longest = max(len(member.pages) for member in members)
+        pages = np.zeros((count, longest), dtype=np.int32)
         for index, member in enumerate(members):
             pages[index, : len(member.pages)] = member.pages
-        lengths = np.zeros(self.requests, dtype=np.int32)
-        lengths[:count] = [member.length for member in members]
-        owners = np.zeros(self.rows, dtype=np.int64)
-        owners[: widths.sum()] = np.repeat(np.arange(count), widths)
-        first = np.zeros((4, self.requests), dtype=np.int32)
-        first[:, :count] = np.arange(count), np.ones(count), starts, widths
-        later = first.copy()
-        later[:2, :count] = starts, widths
-        heat = np.zeros(self.requests, dtype=np.float32)
-        seeds = np.zeros(self.requests, dtype=np.int64)
-        for index, member in enumerate(members):
-            request = member.request
-            heat[index] = 1.0 / request.temperature if request.temperature > 0 else 0.0
-            seeds[index] = request.seed or 0
-        for target, source in (
-            (self.page_table, pages),
-            (self.context_len, lengths),
-            (self.row_request, owners),
-            (self.first, first),
-            (self.later, later),
-            (self.inverse_temperature, heat),
-            (self.seed, seeds),
-        ):
-            overwrite(target, source)
-        for target, part in zip(
-            self.tiles, row_tiles(widths.tolist(), self.tile_rows, len(self.tiles.rows)), strict=True
-        ):
-            overwrite(target, part.numpy())
+        tiles = row_tiles(widths.tolist(), self.tile_rows, len(self.tiles.rows))
+        self._block.write(
+            {
+                "page_table": pages,
+                "context_len": np.array([member.length for member in members]),
+                "row_request": np.repeat(np.arange(count), widths),
+                "first": np.stack((np.arange(count), np.ones(count, dtype=np.int64), starts, widths)),
+                "later": np.stack((starts, widths, starts, widths)),
+                "tiles": torch.stack(list(tiles)).numpy(),
+            }
+        )
+        self.row_request.copy_(self._block["row_request"])
         # A kernel on a GPU stops at a request's length; the CPU reference walks the table's width.
-        on_cpu = self.page_table.device.type == "cpu"
-        width = max(len(member.pages) for member in members) if on_cpu else self.page_table.shape[1]
+        width = longest if self.page_table.device.type == "cpu" else self.page_table.shape[1]
         return WaveLayout(tuple(widths.tolist()), tuple(starts.tolist()), width)
 
     def first_spans(self, layout: WaveLayout) -> Spans:
@@ -138,7 +142,16 @@ class DecodeBuffers:
 
     def later_spans(self, layout: WaveLayout) -> Spans:
         """From the wave's rows to themselves."""
-        return Spans(layout.spans, layout.spans, self.later, self.row_request, self.rows)
+        return Spans(layout.spans, layout.spans, self.later, self.row_request, self.rows, source_width=self.max_width)
 
-    def sampling(self) -> Sampling:
+    def sampling(self, members: Sequence[Member]) -> Sampling:
+        """Temperatures and seeds of a loaded wave's requests."""
+        heat = np.zeros(self.requests, dtype=np.float32)
+        seeds = np.zeros(self.requests, dtype=np.int64)
+        for index, member in enumerate(members):
+            request = member.request
+            heat[index] = 1.0 / request.temperature if request.temperature > 0 else 0.0
+            seeds[index] = request.seed or 0
+        overwrite(self.inverse_temperature, heat)
+        overwrite(self.seed, seeds)
         return Sampling(self.inverse_temperature, self.seed)

@@ -79,7 +79,6 @@ class Engine:
         self.admission = Admission(
             self.parts.cache,
             self.stage.buckets,
-            max_requests=config.max_requests,
             max_filter_keys=config.max_filter_keys,
         )
         self.ledgers: dict[str, tuple[StepDigest, ...]] = {}
@@ -89,7 +88,6 @@ class Engine:
             self.parts.attention,
             self.parts.ops,
             page_size=config.page_tokens,
-            tile_rows=self.parts.tile_rows,
             max_tokens=config.prefill_chunk,
             profiler=self.profiler,
             graphs=self._prefill_graphs(),
@@ -154,12 +152,11 @@ class Engine:
         Waves run in the order of their launches. If this raises, the members' pages have been given back.
         """
         key = members[0].key
-        buffers = self.stage.buffers(sum(member.width for member in members), key)
+        buffers = self.stage.buffers(members)
         try:
             layout = buffers.load(members)
             with trace_range("flashrec.prefill"):
-                table = buffers.page_table[:, : layout.pages]
-                self._prefill.run(members, table, [member.cached for member in members], buffers.head_input)
+                self._prefill.run(members, [member.cached for member in members], buffers.head_input)
             self.profiler.on_forward("decode", key.steps - 1)
             self._count(members, buffers, key)
             with trace_range("flashrec.decode"):
@@ -259,7 +256,7 @@ class Engine:
             self.parts.model,
             self.parts.attention,
             self.parts.ops,
-            limit=min(self.config.prefill_chunk, self.parts.limits.max_context),
+            limit=self.config.prefill_chunk,
             requests=self.config.max_requests,
             pages=-(-self.parts.limits.max_context // self.config.page_tokens),
         )

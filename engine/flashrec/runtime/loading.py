@@ -102,7 +102,7 @@ def load_engine_parts(config: EngineConfig) -> Loaded:
         model=model,
         pool=pool,
         cache=RadixCache(pool, enabled=not config.disable_radix_cache),
-        attention=select_attention(config, pool, model_config.num_heads, ops),
+        attention=select_attention(config, pool, model_config.num_heads, ops, fp8=fp8),
         ops=ops,
         decode_ops=replace(ops, linear=ops.linear_decode, linear_fp8=ops.linear_fp8_decode),
         tokenizer=tokenizer,

@@ -9,22 +9,24 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flashrec.attention.base import AttentionBackend, PrefillMeta
 from flashrec.batch import ForwardBatch
 from flashrec.kernels.ops import Ops
-from flashrec.kvcache.pool import SCRATCH_PAGE
 from flashrec.models.base import CausalLM
 from flashrec.runtime.graph import CapturedProgram
+from flashrec.transfer import StaticBlock
 
-MAX_TOKENS = 4096
-"""Above it the device is the bottleneck and padding to a bucket costs more than launching."""
+MAX_TOKENS = 10240
+"""Above it the device is the bottleneck by far. Capturing a size takes 75 ms (H200, 2026-11-29)."""
 
 
 def token_buckets(limit: int) -> list[int]:
-    """Token counts that prefill graphs exist for: multiples of 64 up to 512, then of 128."""
-    return [size for size in (*range(64, 512, 64), *range(512, limit + 1, 128)) if size <= limit]
+    """Token counts that prefill graphs exist for: multiples of 64 up to 5,120, then of 128."""
+    return [size for size in (*range(64, 5120, 64), *range(5120, MAX_TOKENS + 1, 128)) if size <= limit]
 
 
 class PrefillPass:
@@ -42,30 +44,25 @@ class PrefillPass:
         memory: Any,
     ) -> None:
         device = model.lm_head().device
-        self.inputs = torch.zeros(3, tokens, dtype=torch.int32, device=device)
-        self.inputs[2] = SCRATCH_PAGE
-        self.rows = torch.zeros(requests, dtype=torch.int64, device=device)
+        # Tokens beyond a pass's are written to the scratch page, whose first slot is slot 0.
+        self.inputs = StaticBlock({"tokens": (3, tokens), "ends": (requests,)}, device)
+        self.ends = torch.zeros(requests, dtype=torch.int64, device=device)
         self.attention = attention.static_prefill(tokens, requests, pages)
-        ids, positions, slots = self.inputs
+        ids, positions, slots = self.inputs["tokens"]
         batch = ForwardBatch(positions, slots, self.attention.attend, ops)
 
         def run() -> torch.Tensor:
+            self.ends.copy_(self.inputs["ends"])
             hidden, residual = model.forward(ids, batch)
-            return model.final_norm(hidden[self.rows], residual[self.rows], batch)
+            return model.final_norm(hidden[self.ends], residual[self.ends], batch)
 
         self._program = CapturedProgram(run, f"the prefill of {tokens} tokens", memory)
 
-    def run(
-        self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, meta: PrefillMeta
-    ) -> torch.Tensor:
-        """The head's input [prompts that end in the pass, H], valid until the next replay."""
-        count = ids.shape[0]
-        # Tokens beyond the pass's write to the scratch page, wherever an earlier pass had pointed them.
-        self.inputs[2, count:] = SCRATCH_PAGE
-        self.inputs[0, :count], self.inputs[1, :count], self.inputs[2, :count] = ids, positions, slots
-        self.rows[: rows.shape[0]] = rows
+    def run(self, tokens: NDArray[np.int32], ends: NDArray[np.int64], meta: PrefillMeta) -> torch.Tensor:
+        """See :meth:`PrefillGraphs.run`."""
+        self.inputs.write({"tokens": tokens, "ends": ends})
         self.attention.plan(meta)
-        return self._program.replay()[: rows.shape[0]]
+        return self._program.replay()[: len(ends)]
 
 
 class PrefillGraphs:
@@ -74,7 +71,7 @@ class PrefillGraphs:
     def __init__(
         self, model: CausalLM, attention: AttentionBackend, ops: Ops, *, limit: int, requests: int, pages: int
     ) -> None:
-        self.buckets = token_buckets(min(limit, MAX_TOKENS))
+        self.buckets = token_buckets(limit)
         self.requests = requests
         memory = torch.cuda.graph_pool_handle()
         self._passes = {
@@ -84,11 +81,10 @@ class PrefillGraphs:
 
     def holds(self, tokens: int, requests: int) -> bool:
         """Whether a pass of this size runs from a graph."""
-        return tokens <= self.buckets[-1] and requests <= self.requests
+        return bool(self.buckets) and tokens <= self.buckets[-1] and requests <= self.requests
 
-    def run(
-        self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, meta: PrefillMeta
-    ) -> torch.Tensor:
-        """Run a pass; see :meth:`PrefillPass.run`."""
-        tokens = self.buckets[bisect_left(self.buckets, ids.shape[0])]
-        return self._passes[tokens].run(ids, positions, slots, rows, meta)
+    def run(self, tokens: NDArray[np.int32], ends: NDArray[np.int64], meta: PrefillMeta) -> torch.Tensor:
+        """Run a pass over ``tokens`` int32 [3, T] (ids, positions, slots): the head's input [E, H] of the prompts
+        that end at ``ends`` int64 [E], valid until the next replay."""
+        bucket = self.buckets[bisect_left(self.buckets, tokens.shape[1])]
+        return self._passes[bucket].run(tokens, ends, meta)

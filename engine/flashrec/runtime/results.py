@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,41 +50,75 @@ def catalog_results(
 
     They are built when somebody first looks at them, on the thread that does: not on the engine's.
     """
-    results: list[Result | NonFiniteError] = []
-    for member, (start, width) in zip(members, layout.spans, strict=True):
-        span = slice(start, start + width)
-        live = np.flatnonzero(rows.valid[span]) + start
-        if not np.isfinite(rows.score[live]).all():
-            results.append(_non_finite(member))
-            continue
-        if member.request.temperature > 0:
-            live = live[np.argsort(-rows.score[live], kind="stable")]
-        kept = live[: member.request.n]
-        build = functools.partial(_beams, member, rows.rank[kept], rows.score[kept], catalog, sids)
-        results.append(_result(member, LazyBeams(build)))
-    return results
+    kept = [
+        _kept_rows(member, rows, start, width) for member, (start, width) in zip(members, layout.spans, strict=True)
+    ]
+    wave = WaveBeams(members, kept, rows, catalog, sids)
+    return [
+        _non_finite(member)
+        if not np.isfinite(rows.score[found]).all()
+        else _result(member, LazyBeams(functools.partial(wave.of, index)))
+        for index, (member, found) in enumerate(zip(members, kept, strict=True))
+    ]
 
 
-def _beams(
-    member: Member, ranks: NDArray[np.int32], totals: NDArray[np.float32], catalog: Catalog, sids: SidLayout
-) -> list[Beam]:
-    """The beams of SIDs ``ranks`` with summed log-probabilities ``totals``, column by column."""
-    codes = catalog.sids[ranks]
-    tokens = [book[codes[:, level]] for level, book in enumerate(sids.codebooks)]
-    if sids.end is not None:
-        tokens.append(np.full(len(codes), sids.end))
-    scores = penalised(totals, len(tokens), member.request.length_penalty)
-    named = list(map(tuple, codes.tolist()))
-    items = map(functools.partial(visible_items, member.request), named, catalog.items_of_all(ranks))
-    columns = (
-        map(tuple, np.stack(tokens, axis=1).tolist()),
-        totals.tolist(),
-        scores.tolist(),
-        itertools.repeat("stop"),
-        named,
-        items,
-    )
-    return [Beam(*fields) for fields in zip(*columns, strict=False)]
+def _kept_rows(member: Member, rows: HostFrontier, start: int, width: int) -> NDArray[np.intp]:
+    """The member's result rows, best first."""
+    live = np.flatnonzero(rows.valid[start : start + width]) + start
+    if member.request.temperature > 0:
+        live = live[np.argsort(-rows.score[live], kind="stable")]
+    return live[: member.request.n]
+
+
+class WaveBeams:
+    """The beams of a catalog wave, made column by column for all of its requests at once.
+
+    ``kept`` are each member's rows of the frontier ``rows``, best first.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        kept: Sequence[NDArray[np.intp]],
+        rows: HostFrontier,
+        catalog: Catalog,
+        sids: SidLayout,
+    ) -> None:
+        self._members = members
+        self._ends = np.cumsum([len(found) for found in kept]).tolist()
+        found = np.concatenate(kept)
+        self._ranks, self._totals = rows.rank[found], rows.score[found]
+        self._catalog = catalog
+        self._sids = sids
+
+    def of(self, index: int) -> list[Beam]:
+        """The beams of member ``index``."""
+        span = slice(self._ends[index - 1] if index else 0, self._ends[index])
+        request = self._members[index].request
+        tokens, totals, codes, names = (column[span] for column in self._columns)
+        scores = penalised(self._totals[span], self._length, request.length_penalty).tolist()
+        items = map(functools.partial(visible_items, request), codes, names)
+        columns = zip(tokens, totals, scores, itertools.repeat("stop"), codes, items, strict=False)
+        return list(map(Beam._make, columns))
+
+    @property
+    def _length(self) -> int:
+        """Tokens of a beam: its codes and an implied end token."""
+        return self._sids.depth + (self._sids.end is not None)
+
+    @functools.cached_property
+    def _columns(self) -> tuple[list[Any], list[float], list[Any], list[tuple[str, ...]]]:
+        """Token ids, sums, codes and items of every beam."""
+        codes = self._catalog.sids[self._ranks]
+        tokens = [book[codes[:, level]] for level, book in enumerate(self._sids.codebooks)]
+        if self._sids.end is not None:
+            tokens.append(np.full(len(codes), self._sids.end))
+        return (
+            list(map(tuple, np.stack(tokens, axis=1).tolist())),
+            self._totals.tolist(),
+            list(map(tuple, codes.tolist())),
+            self._catalog.items_of_all(self._ranks),
+        )
 
 
 def free_results(members: list[Member], banks: list[Bank]) -> list[Result | NonFiniteError]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flashrec.config import EngineConfig
-from flashrec.runtime.buffers import DecodeBuffers, WaveLayout, bucket_of, row_buckets
+from flashrec.runtime.buffers import Bucket, DecodeBuffers, WaveLayout, bucket_of, row_buckets
 from flashrec.runtime.decode import CatalogProgram, Decoder
 from flashrec.runtime.graph import CapturedProgram
 from flashrec.runtime.ledger import Ledger, write_tags
@@ -38,7 +38,7 @@ class DecodeStage:
         self.config = config
         self.parts = parts
         self.decoder = Decoder(parts.model, parts.attention, parts.decode_ops, parts.pool.beam_base)
-        self.buckets = row_buckets(config.rows_per_wave)
+        self.buckets = row_buckets(config.rows_per_wave, config.max_requests)
         self.reset_counters()
         self._buffers: dict[tuple[int, int], DecodeBuffers] = {}
         self._programs: dict[WaveKey, CatalogProgram] = {}
@@ -63,22 +63,26 @@ class DecodeStage:
     def captured(self) -> int:
         return len(self._graphs)
 
-    def buffers(self, rows: int, key: WaveKey) -> DecodeBuffers:
-        """The static buffers of the bucket that holds ``rows``."""
-        size, passes = bucket_of(rows, self.buckets), key.steps - 1
-        found = self._buffers.get((size, passes))
-        if found is None:
-            found = self._buffers[size, passes] = DecodeBuffers(
-                rows=size,
-                requests=min(size, self.config.max_requests),
+    def buffers(self, members: Sequence[Member]) -> DecodeBuffers:
+        """The static buffers of the bucket that holds a wave."""
+        rows = sum(member.width for member in members)
+        return self.buffers_of(bucket_of(rows, len(members), self.buckets), members[0].key)
+
+    def buffers_of(self, bucket: Bucket, key: WaveKey) -> DecodeBuffers:
+        """The static buffers of a bucket for waves of this depth."""
+        place = (bucket.rows, key.steps)
+        if place not in self._buffers:
+            self._buffers[place] = DecodeBuffers(
+                bucket,
                 pages=-(-self.parts.limits.max_context // self.config.page_tokens),
-                passes=passes,
+                passes=key.steps - 1,
+                max_width=self.config.max_beam_width,
                 tile_rows=self.parts.tile_rows,
                 hidden=self.parts.model.config.hidden_size,
                 dtype=self.config.compute_dtype,
                 device=self.parts.device,
             )
-        return found
+        return self._buffers[place]
 
     def ledger(self, buffers: DecodeBuffers, key: WaveKey) -> Ledger | None:
         """Where a catalog wave on these buffers records its digests, if it does."""
@@ -97,7 +101,7 @@ class DecodeStage:
         filters = self._filter_buffers().load([member.leaf_filter for member in members])
         if any(member.request.temperature > 0 for member in members):
             self.eager_waves += 1
-            return self._eager(key, buffers, layout, filters, buffers.sampling())
+            return self._eager(key, buffers, layout, filters, buffers.sampling(members))
         if not self.uses_graphs:
             self.eager_waves += 1
             return self._eager(key, buffers, layout, filters, None)
@@ -114,9 +118,9 @@ class DecodeStage:
         """
         if not self.uses_graphs:
             return
-        for rows in reversed(self.buckets):
-            self._graph(key, self.buffers(rows, key), filtered=False)
-        self._graph(key, self.buffers(self.buckets[0], key), filtered=True)
+        for bucket in reversed(self.buckets):
+            self._graph(key, self.buffers_of(bucket, key), filtered=False)
+        self._graph(key, self.buffers_of(self.buckets[0], key), filtered=True)
 
     def program(self, key: WaveKey) -> CatalogProgram:
         """The search of waves that share ``key``."""

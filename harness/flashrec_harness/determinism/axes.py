@@ -15,9 +15,9 @@ from unittest import mock
 import torch
 
 from flashrec import Engine, EngineConfig, ScoreSpace
-from flashrec.runtime.buffers import row_buckets
+from flashrec.runtime.buffers import Bucket, bucket_of, row_buckets
 from flashrec.runtime.scheduler import Scheduler
-from flashrec_harness.determinism.lab import AxisRun, Lab, Place
+from flashrec_harness.determinism.lab import MAX_REQUESTS, AxisRun, Lab, Place
 from flashrec_harness.determinism.task import Task
 
 _WAIT_S = 120.0
@@ -50,7 +50,7 @@ class Axis:
 
 
 def _alone(lab: Lab, engine: Engine) -> None:
-    for probe in ("default", "narrow"):
+    for probe in ("default", "width 1"):
         for turn in range(2):
             engine.flush_cache()
             lab.wave(engine, Place("alone", f"turn {turn}"), probe, [], lab.task.rng("alone", turn))
@@ -66,10 +66,13 @@ def _mixed(lab: Lab, engine: Engine) -> None:
         lab.wave(engine, Place("mixed", f"wave {run}"), "default", mates, rng)
 
 
+def _all_buckets(task: Task) -> list[Bucket]:
+    return row_buckets(EngineConfig(model_path=Path(task.model_path)).rows_per_wave, MAX_REQUESTS)
+
+
 def bucket_sizes(task: Task) -> list[int]:
     """The row buckets up to the task's limit."""
-    config = EngineConfig(model_path=Path(task.model_path))
-    return [size for size in row_buckets(config.rows_per_wave) if size <= task.max_rows]
+    return [bucket.rows for bucket in _all_buckets(task) if bucket.rows <= task.max_rows]
 
 
 def bucket_targets(task: Task) -> list[int]:
@@ -88,19 +91,27 @@ def _bucket_events(task: Task) -> tuple[str, ...]:
 
 
 def _buckets(lab: Lab, engine: Engine) -> None:
-    """The probe stands first in a full bucket and last in the others: what the mates left lies right behind it."""
-    task = lab.task
+    """The probe stands first in a full bucket and last in the others: what the mates left lies right behind it.
+
+    The smallest buckets hold one request: there the probe is as wide as the bucket, and is compared with itself
+    among mates in a larger one.
+    """
+    task, buckets = lab.task, _all_buckets(lab.task)
     sizes = bucket_sizes(task)
     for rows in bucket_targets(task):
         rng, used = task.rng("buckets", rows), engine.stats()["buckets"]
-        probe, width = ("default", task.width) if rows >= task.width else ("narrow", 1)
+        room = bucket_of(rows, 1, buckets).requests - 1
+        width = task.width if rows >= task.width else 1 if room else rows
+        probe = "default" if width == task.width else f"width {width}"
         engine.flush_cache()
-        mates = lab.mates(rng, rows - width)
+        mates = lab.mates(rng, rows - width, most=room)
         at = 0 if rows in sizes else len(mates)
         lab.wave(engine, Place("buckets", f"{rows} rows"), probe, mates, rng, at=at)
         lab.report.count("buckets", f"{rows} rows")
         for size, times in engine.stats()["buckets"].items():
             lab.report.count("buckets", f"bucket {size}", times - used.get(size, 0))
+        if not room:
+            lab.wave(engine, Place("buckets", f"{rows} rows, among mates"), probe, lab.mates(rng, 30), rng)
 
 
 def _cache(lab: Lab, engine: Engine) -> None:

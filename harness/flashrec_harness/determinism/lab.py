@@ -80,7 +80,7 @@ class Lab:
     def probe(self, name: str, engine: Engine) -> Request:
         """The probe called ``name``, the same bits in every process.
 
-        ``default``; ``narrow``, one beam; a score space's name; ``allow`` and ``exclude``, with that list;
+        ``default``; ``width N``, with N beams; a score space's name; ``allow`` and ``exclude``, with that list;
         ``seeded``, sampled; ``tied``, the default on weights that tie.
         """
         prompt, width = self.task.prompts[0], self.task.width
@@ -90,7 +90,8 @@ class Lab:
             return self.request(prompt, width, **{f"{name}_sids": self._listed(engine)})
         if name == "seeded":
             return self.request(prompt, width, temperature=0.8, seed=20)
-        return self.request(prompt, 1 if name == "narrow" else width)
+        kind, _, beams = name.partition(" ")
+        return self.request(prompt, int(beams) if kind == "width" else width)
 
     def _listed(self, engine: Engine) -> tuple[tuple[int, ...], ...]:
         """Every other SID of the catalog, at most 4,096 of them, evenly spread."""
@@ -99,12 +100,12 @@ class Lab:
         step = max(2, -(-len(sids) // _LISTED_SIDS))
         return tuple(tuple(codes) for codes in sids[1::step].tolist())
 
-    def mates(self, rng: random.Random, rows: int, **fields: Any) -> list[Request]:
-        """Requests of exactly ``rows`` beams together, at most 15: tails of prompts and near twins of the probe."""
+    def mates(self, rng: random.Random, rows: int, *, most: int = MAX_REQUESTS - 1, **fields: Any) -> list[Request]:
+        """At most ``most`` requests of ``rows`` beams together: tails of prompts and near twins of the probe."""
         found: list[Request] = []
         widest = max(24, rows // 4)
         while rows > 0:
-            is_last = len(found) == MAX_REQUESTS - 2
+            is_last = len(found) == most - 1
             width = rows if is_last else min(rng.randint(1, widest), rows)
             found.append(self.request(self.mate_prompt(rng), width, **fields))
             rows -= width

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from flashrec.kernels.registry import TRITON
 from flashrec.kernels.tiles import RowTiles, count_row_tiles, row_tiles, rows_per_tile
 from flashrec_harness.guarded import poison_
 from flashrec_harness.kernel_cases.base import Argument, Collect, Draws, KernelCase, Lane, Output, draws, exact
@@ -81,6 +82,12 @@ def _common(draw: st.DrawFn, lane: Lane) -> tuple[Draws, int, int, int, int, boo
     return data, q_heads, kv_heads, dim, draw(st.sampled_from(_PAGES)), fp8, kv_scales
 
 
+def _unfit(lane: Lane) -> dict[str, str]:
+    if lane.compiled and lane.dtype == torch.float32:
+        return {TRITON: "on a GPU float32 attention runs the reference"}
+    return {}
+
+
 def _covered(lane: Lane, rows: int, *, codes: bool) -> Collect:
     """Only rows that a tile covers are specified."""
 
@@ -141,7 +148,7 @@ def _decode_case(draw: st.DrawFn, lane: Lane, codes: bool) -> KernelCase:
             1.0,
         ),
         _covered(lane, rows, codes=codes),
-        {},
+        _unfit(lane),
     )
 
 
@@ -205,5 +212,5 @@ def prefill_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
             1.0,
         ),
         _covered(lane, rows, codes=False),
-        {},
+        _unfit(lane),
     )

@@ -1,0 +1,152 @@
+"""The context part of decode attention: a tile of query rows against its request's pages, in fixed splits."""
+
+from __future__ import annotations
+
+from flashrec.kernels._softmax import attend_range, merge_states
+from flashrec.kernels._triton import jit, tl
+
+
+@jit
+def _split_state(
+    queries: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    pages: tl.tensor,
+    kv_head: tl.tensor,
+    begin: tl.tensor,
+    length: tl.tensor,
+    limits: tl.tensor,
+    log2_scale: tl.tensor,
+    slot_stride: tl.tensor,
+    PAGE_SIZE: tl.constexpr,
+    KV_TILE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLIT: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
+) -> tl.tensor:
+    """Device: softmax state, from scratch, of the tokens ``begin .. min(begin + SPLIT, length) - 1``."""
+    size: tl.constexpr = queries.shape[0]
+    peak = tl.full((size,), float("-inf"), tl.float32)
+    total = tl.zeros((size,), tl.float32)
+    weighted = tl.zeros((size, BLOCK_D), tl.float32)
+    end = tl.minimum(begin + SPLIT, length)
+    whole = begin + (end - begin) // KV_TILE * KV_TILE
+    peak, total, weighted = attend_range(
+        queries,
+        peak,
+        total,
+        weighted,
+        k_cache,
+        v_cache,
+        pages,
+        kv_head,
+        begin,
+        whole,
+        end,
+        limits,
+        log2_scale,
+        slot_stride,
+        PAGE_SIZE,
+        KV_TILE,
+        HEAD_DIM,
+        BLOCK_D,
+        DESCRIPTOR,
+    )
+    return peak, total, weighted
+
+
+@jit
+def context_kernel(
+    q: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    page_table: tl.tensor,
+    ctx_len: tl.tensor,
+    tile_request: tl.tensor,
+    tile_row0: tl.tensor,
+    tile_rows: tl.tensor,
+    partial: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    log2_scale: tl.tensor,
+    page_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    num_rows: tl.tensor,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    KV_TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ACROSS: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
+) -> None:
+    """K/V head x row tile x split (``ACROSS``) a program, else all splits of a tile.
+
+    ``partial`` float32 [splits, rows, hq, HEAD_DIM], ``peaks`` and ``totals`` float32 [splits, rows, hq].
+    """
+    kv_head = tl.program_id(0)
+    tile = tl.program_id(1)
+    split = tl.program_id(2)
+    group: tl.constexpr = Q_HEADS // KV_HEADS
+    live = tl.load(tile_rows + tile)
+    request = tl.load(tile_request + tile)
+    row0 = tl.load(tile_row0 + tile)
+    length = tl.load(ctx_len + request)
+    if (live > 0) & (split * SPLIT < length):
+        m = tl.arange(0, TILE_ROWS * GROUP_BLOCK)
+        member = m % GROUP_BLOCK
+        inside = (m // GROUP_BLOCK < live) & (member < group)
+        head = (row0 + m // GROUP_BLOCK).to(tl.int64) * Q_HEADS + kv_head * group + member
+        lane = tl.arange(0, BLOCK_D)
+        mask = inside[:, None] & (lane < HEAD_DIM)[None, :]
+        queries = tl.load(q + head[:, None] * HEAD_DIM + lane[None, :], mask=mask, other=0.0)
+        pages = page_table + request.to(tl.int64) * page_stride
+        limits = tl.zeros_like(m) + length
+        peak, total, weighted = _split_state(
+            queries,
+            k_cache,
+            v_cache,
+            pages,
+            kv_head,
+            split * SPLIT,
+            length,
+            limits,
+            log2_scale,
+            slot_stride,
+            PAGE_SIZE,
+            KV_TILE,
+            HEAD_DIM,
+            BLOCK_D,
+            SPLIT,
+            DESCRIPTOR,
+        )
+        if not ACROSS:
+            for begin in range(SPLIT, length, SPLIT):
+                other_peak, other_total, other_weighted = _split_state(
+                    queries,
+                    k_cache,
+                    v_cache,
+                    pages,
+                    kv_head,
+                    begin,
+                    length,
+                    limits,
+                    log2_scale,
+                    slot_stride,
+                    PAGE_SIZE,
+                    KV_TILE,
+                    HEAD_DIM,
+                    BLOCK_D,
+                    SPLIT,
+                    DESCRIPTOR,
+                )
+                peak, total, weighted = merge_states(peak, total, weighted, other_peak, other_total, other_weighted)
+        target = split.to(tl.int64) * num_rows * Q_HEADS + head
+        tl.store(partial + target[:, None] * HEAD_DIM + lane[None, :], weighted, mask=mask)
+        tl.store(peaks + target, peak, mask=inside)
+        tl.store(totals + target, total, mask=inside)

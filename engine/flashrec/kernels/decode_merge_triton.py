@@ -1,0 +1,98 @@
+"""The end of decode attention, a row a program: context states in order, then the beam's own tokens."""
+
+from __future__ import annotations
+
+from flashrec.kernels._softmax import merge_states
+from flashrec.kernels._triton import jit, tl
+
+
+@jit
+def merge_kernel(
+    q: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    ctx_len: tl.tensor,
+    tile_request: tl.tensor,
+    tile_row0: tl.tensor,
+    tile_rows: tl.tensor,
+    partial: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    ancestors: tl.tensor,
+    out: tl.tensor,
+    scale: tl.tensor,
+    beam_base: tl.tensor,
+    beam_capacity: tl.tensor,
+    steps: tl.tensor,
+    ancestor_stride: tl.tensor,
+    log2_scale: tl.tensor,
+    v_scale: tl.tensor,
+    slot_stride: tl.tensor,
+    num_rows: tl.tensor,
+    absmax_floor: tl.tensor,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ACROSS: tl.constexpr,
+    QUANTIZE: tl.constexpr,
+    PREFETCH: tl.constexpr,
+) -> None:
+    """One row a program: merges its context states in order, adds its beam's own tokens, and divides.
+
+    ``out[rows, hq, HEAD_DIM]``, or its FP8 codes with ``scale[rows]`` when ``QUANTIZE``.
+    """
+    tile = tl.program_id(0)
+    within = tl.program_id(1)
+    if within < tl.load(tile_rows + tile):
+        row = (tl.load(tile_row0 + tile) + within).to(tl.int64)
+        head = tl.arange(0, HEAD_BLOCK)
+        lane = tl.arange(0, BLOCK_D)
+        live = head < Q_HEADS
+        mask = live[:, None] & (lane < HEAD_DIM)[None, :]
+        index = row * Q_HEADS + head
+        inner = head[:, None] * HEAD_DIM + lane[None, :]
+        peak = tl.load(peaks + index, mask=live, other=0.0)
+        total = tl.load(totals + index, mask=live, other=1.0)
+        weighted = tl.load(partial + row * (Q_HEADS * HEAD_DIM) + inner, mask=mask, other=0.0)
+        if ACROSS:
+            length = tl.load(ctx_len + tl.load(tile_request + tile))
+            splits = tl.cdiv(length, SPLIT)
+            for first in range(1, splits, PREFETCH):
+                for ahead in tl.static_range(PREFETCH):
+                    present = first + ahead < splits
+                    skip = tl.cast(first + ahead, tl.int64) * num_rows * Q_HEADS
+                    other_peak = tl.load(peaks + skip + index, mask=live & present, other=float("-inf"))
+                    other_total = tl.load(totals + skip + index, mask=live & present, other=0.0)
+                    source = partial + (skip + row * Q_HEADS) * HEAD_DIM + inner
+                    other_weighted = tl.load(source, mask=mask & present, other=0.0)
+                    peak, total, weighted = merge_states(peak, total, weighted, other_peak, other_total, other_weighted)
+        weighted *= v_scale
+        query = tl.load(q + row * (Q_HEADS * HEAD_DIM) + inner, mask=mask, other=0.0).to(tl.float32)
+        kv_inner = (head // (Q_HEADS // KV_HEADS))[:, None] * HEAD_DIM + lane[None, :]
+        for first in range(0, steps, PREFETCH):
+            for ahead in tl.static_range(PREFETCH):
+                step = first + ahead
+                ancestor = tl.load(ancestors + step * ancestor_stride + row, mask=step < steps, other=0)
+                slot = beam_base + tl.cast(step, tl.int64) * beam_capacity + ancestor
+                source = slot * slot_stride + kv_inner
+                own = mask & (step < steps)
+                k = tl.load(k_cache + source, mask=own, other=0.0).to(tl.float32)
+                v = tl.load(v_cache + source, mask=own, other=0.0).to(tl.float32) * v_scale
+                logit = tl.where(step < steps, tl.sum(query * k, axis=1) * log2_scale, float("-inf"))
+                one = tl.where(step < steps, tl.full(logit.shape, 1.0, tl.float32), 0.0)
+                peak, total, weighted = merge_states(peak, total, weighted, logit, one, v)
+        result = (weighted / total[:, None]).to(q.dtype.element_ty)
+        target = out + row * (Q_HEADS * HEAD_DIM) + inner
+        if QUANTIZE:
+            wide = tl.where(mask, result.to(tl.float32), 0.0)
+            absmax = tl.maximum(tl.max(tl.max(tl.abs(wide), axis=1), axis=0), absmax_floor)
+            row_scale = tl.div_rn(absmax, 448.0)
+            scaled = wide * tl.div_rn(1.0, row_scale)
+            clamped = tl.minimum(tl.maximum(scaled, -448.0), 448.0)
+            tl.store(target, clamped.to(out.dtype.element_ty), mask=mask)
+            tl.store(scale + row, row_scale)
+        else:
+            tl.store(target, result, mask=mask)
