@@ -20,6 +20,7 @@ from flashrec_harness.baseline_commands import app as baseline_app
 from flashrec_harness.checkpoints.cli import app as checkpoint_app
 from flashrec_harness.hardware import DeviceBusyError, device_lock
 from flashrec_harness.outcome import Check, ExitCode, SuiteContext, SuiteFn, exit_code
+from flashrec_harness.planting import Plant
 from flashrec_harness.report import terminal
 from flashrec_harness.report.model import load
 from flashrec_harness.runner import Session
@@ -122,6 +123,7 @@ def _suite_command(suite: str, doc: str) -> None:
         seed: opt.Seed = 0,
         strict: opt.Strict = False,
         reports_dir: opt.ReportsDir = _REPORTS,
+        plant: Plant = None,
     ) -> None:
         context = _context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed)
         _one_suite(suite, context, reports_dir, strict=strict)

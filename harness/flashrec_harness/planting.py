@@ -49,7 +49,7 @@ def confession(suite: str) -> list[Check]:
     return [Check(suite, "engine unmodified", Outcome.INVALID, "the checks below judge a faulty engine", reason=reason)]
 
 
-def _remember(names: Sequence[str]) -> Sequence[str]:
+def _remember(names: Sequence[str] | None) -> Sequence[str] | None:
     if names:
         os.environ[PLANT_VARIABLE] = ",".join(names)
         with planted():
@@ -58,7 +58,7 @@ def _remember(names: Sequence[str]) -> Sequence[str]:
 
 
 Plant = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         "--plant", help="Patch the engine with a registered fault, to see the suite fail.", callback=_remember
     ),

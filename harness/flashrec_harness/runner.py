@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flashrec.errors import FlashRecError
-from flashrec_harness import environment, hardware
+from flashrec_harness import environment, hardware, planting
 from flashrec_harness.outcome import Check, Outcome, SuiteContext, SuiteFn
 from flashrec_harness.report import writer
 from flashrec_harness.report.model import RunReport, new_run_id
@@ -45,7 +45,8 @@ def guarded(suite: str, context: SuiteContext, function: Callable[[SuiteContext]
     context.out_dir.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     try:
-        checks = function(context)
+        with planting.planted():
+            checks = [*planting.confession(suite), *function(context)]
     except FlashRecError:
         raise
     except Exception as error:

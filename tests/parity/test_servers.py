@@ -76,7 +76,8 @@ def test_a_terminated_harness_leaves_no_server_behind(tmp_path: Path) -> None:
         import sys, time
         from pathlib import Path
         from flashrec_harness.servers import started_server
-        with started_server(lambda port: {[*python(SERVER)]!r} + [str(port)], name="toy", log_dir=Path(sys.argv[1])) as server:
+        command = {python(SERVER)!r}
+        with started_server(lambda port: [*command, str(port)], name="toy", log_dir=Path(sys.argv[1])) as server:
             print(server.process.pid, flush=True)
             time.sleep(600)
     """

@@ -40,13 +40,15 @@ def alone(engine: Engine) -> tuple[object, ...]:
     return engine.generate([PROBE])[0].beams
 
 
-@given(st.integers(1, 20_000))
-def test_buckets_hold_every_wave_and_waste_little(max_rows: int) -> None:
-    buckets = row_buckets(max_rows)
-    assert buckets == sorted(set(buckets))
-    assert buckets[-1] == max_rows
+@given(st.integers(1, 20_000), st.integers(1, 64))
+def test_buckets_hold_every_wave_and_waste_little(max_rows: int, max_requests: int) -> None:
+    buckets = row_buckets(max_rows, max_requests)
+    sizes = [bucket.rows for bucket in buckets]
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == max_rows
+    assert all(1 <= bucket.requests <= min(max_requests, bucket.rows) for bucket in buckets)
     for rows in range(1, max_rows + 1, max(1, max_rows // 500)):
-        size = bucket_of(rows, buckets)
+        size = bucket_of(rows, 1, buckets).rows
         assert size >= rows
         assert rows <= 64 or size <= 1.25 * rows
 
@@ -66,26 +68,26 @@ def test_chunks_cover_every_uncached_token_once_in_order(prompts: list[tuple[int
 
 def test_a_layout_overwrites_all_of_the_one_before(engine: Engine) -> None:
     """A wave of few rows after one that filled the bucket leaves what a fresh bucket would hold."""
-    big = [engine.prepare(ask(30 + index, seed=index, n=8)) for index in range(6)]
-    small = [engine.prepare(ask(5, seed=9, n=33))]
-    key = small[0].key
-    buffers = engine.stage.buffers(48, key)
-    wave = engine.admission.admit(big)
-    buffers.load(wave)
-    engine.admission.finish(wave, keep=False)
-    wave = engine.admission.admit(small) if small[0].width <= 64 else []
+    full = engine.admission.admit([engine.prepare(ask(30 + index, seed=index, n=8)) for index in range(6)])
+    buffers = engine.stage.buffers(full)
+    assert buffers.rows == 48
+    buffers.load(full)
+    engine.admission.finish(full, keep=False)
+    wave = engine.admission.admit([engine.prepare(ask(5, seed=9, n=20)), engine.prepare(ask(6, seed=8, n=13))])
+    assert engine.stage.buffers(wave) is buffers
     layout = buffers.load(wave)
-    pages = wave[0].pages
-    assert layout.spans == [(0, 33)]
-    assert buffers.page_table[0, : len(pages)].tolist() == pages
-    assert (buffers.page_table[0, len(pages) :] == SCRATCH_PAGE).all()
-    assert (buffers.page_table[1:] == SCRATCH_PAGE).all()
-    assert buffers.context_len.tolist() == [6] + [0] * (buffers.requests - 1)
-    assert not buffers.row_request.any()
-    assert buffers.later[:, 0].tolist() == [0, 33, 0, 33]
-    assert buffers.first[:, 0].tolist() == [0, 1, 0, 33]
-    assert not buffers.later[:, 1:].any()
-    assert not buffers.first[:, 1:].any()
+    assert layout.spans == [(0, 20), (20, 13)]
+    for row, member in enumerate(wave):
+        count = len(member.pages)
+        assert buffers.page_table[row, :count].tolist() == member.pages
+        assert (buffers.page_table[row, count:] == SCRATCH_PAGE).all()
+    assert (buffers.page_table[2:] == SCRATCH_PAGE).all()
+    assert buffers.context_len.tolist() == [6, 7] + [0] * (buffers.requests - 2)
+    assert buffers.row_request.tolist() == [0] * 20 + [1] * 13 + [0] * 15
+    assert buffers.later[:, :2].tolist() == [[0, 20], [20, 13], [0, 20], [20, 13]]
+    assert buffers.first[:, :2].tolist() == [[0, 1], [1, 1], [0, 20], [20, 13]]
+    assert not buffers.later[:, 2:].any()
+    assert not buffers.first[:, 2:].any()
     assert buffers.tiles.rows.sum() == 33
     engine.admission.finish(wave, keep=False)
 
@@ -114,7 +116,7 @@ def test_the_probe_has_the_same_bits_at_every_bucket_edge(engine: Engine, alone:
         wave.insert(0, ask(6, seed=left, n=min(left, 20)))
         left -= wave[0].n
     assert engine.generate(wave)[-1].beams == alone
-    size = bucket_of(rows, row_buckets(64))
+    size = bucket_of(rows, len(wave), row_buckets(64, 8)).rows
     assert engine.stats()["buckets"][size] == used.get(size, 0) + 1
 
 

@@ -1,7 +1,8 @@
-"""A decode program captured as one CUDA graph (SPEC P1)."""
+"""A program captured as one CUDA graph (SPEC P1)."""
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,12 @@ import torch
 from flashrec.errors import EngineFault
 
 _PACKAGE = Path(__file__).parents[1]
+
+
+@functools.cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One stream for all captures: the allocator reuses a block of a graph's memory on its own stream only."""
+    return torch.cuda.Stream(device)
 
 
 class CapturedProgram:
@@ -27,14 +34,17 @@ class CapturedProgram:
 
     def __init__(self, run: Callable[[], torch.Tensor], name: str, memory: Any) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()
+        stream = _capture_stream(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         try:
             with torch.cuda.stream(stream):
                 run()
-            torch.cuda.synchronize()
-            with torch.cuda.graph(self._graph, pool=memory, stream=stream):
-                self.output = run()
+                stream.synchronize()
+                self._graph.capture_begin(pool=memory, capture_error_mode="thread_local")
+                try:
+                    self.output = run()
+                finally:
+                    self._graph.capture_end()
         except Exception as error:
             raise EngineFault(
                 f"CUDA graph capture of {name} failed at {_operation(error)}: {error}; "

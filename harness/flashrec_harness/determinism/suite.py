@@ -19,7 +19,6 @@ from flashrec_harness.determinism.records import OutputBeam, ProcessReport, bits
 from flashrec_harness.determinism.task import PROCESSES, Task, make_tasks, suite_prompts
 from flashrec_harness.material import load_material, prompts_digest
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
-from flashrec_harness.planting import confession
 from flashrec_harness.repro import save_bundle
 
 HASH_SEEDS = ("0", "1", "20111", "4294967295")
@@ -37,10 +36,10 @@ def run(context: SuiteContext) -> list[Check]:
     if context.url is not None:
         reason = "--url: a running server is judged from outside"
         left = Check(SUITE, "same bits in process", Outcome.NOT_RUN, "waves were not composed here", reason=reason)
-        return [*confession(SUITE), over_http.check(context, tasks[0], {}, None), left]
+        return [over_http.check(context, tasks[0], {}, None), left]
     reports = run_processes(tasks, context.out_dir)
     evidence = Evidence(reports)
-    checks = [*confession(SUITE), *judge(reports, tasks)]
+    checks = judge(reports, tasks)
     for seen in drifting(evidence):
         _keep_bundle(context, evidence, seen)
     reference = evidence.reference["default"]

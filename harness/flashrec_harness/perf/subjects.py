@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Sequence
@@ -78,6 +79,9 @@ class EngineSubject:
             "max_beam_width": widest,
         }
         self._engine = Engine(EngineConfig(**(settings | dict(workload.engine))))
+        # As a serving process does (Scheduler.start): the collector need not scan what lives as long as it.
+        gc.collect()
+        gc.freeze()
         self._scheduler: Scheduler | None = None
         self._requests: list[Any] = []
         self._outputs: Outputs = {}
