@@ -130,4 +130,6 @@ def repeat_command(suite: str, context: SuiteContext) -> str:
     parts += ["--quick"] if context.quick else []
     parts += ["--require-gpu"] if context.require_gpu else []
     parts += ["--seed", str(context.seed)] if context.seed else []
+    for name in planting.planted_names():
+        parts += ["--plant", name]
     return shlex.join(parts)

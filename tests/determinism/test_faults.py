@@ -53,7 +53,7 @@ def named(axis: str, checks: list[Check]) -> list[str]:
         return [LEDGERS]
     if axis == "mixed":
         return [check.name for check in checks if "mixed waves" in check.name]
-    return [f"same bits whatever {AXES[axis].varies}"]
+    return [AXES[axis].title]
 
 
 def test_every_fault_is_in_the_matrix(faults: ModuleType) -> None:

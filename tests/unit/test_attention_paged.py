@@ -18,8 +18,10 @@ from torch.nn import functional
 from flashrec import Engine, EngineConfig
 from flashrec.attention.base import DecodeMeta, PrefillMeta
 from flashrec.attention.paged import PagedAttention
+from flashrec.batch import Quantized
 from flashrec.kernels import paged_attention
 from flashrec.kernels.ops import select_ops
+from flashrec.kernels.quantize import quant_per_token
 from flashrec.kernels.tiles import row_tiles
 from flashrec.kvcache.pool import KVPool
 
@@ -76,25 +78,26 @@ class Lab:
     def queries(self, rows: int) -> torch.Tensor:
         return torch.randn(rows, self.num_heads, DIM, generator=self.random)
 
-    def table(self, spare: int = 0) -> torch.Tensor:
+    def table(self) -> torch.Tensor:
         """Pages of every prompt; what stands behind them is the scratch page."""
-        width = max(map(len, self.pages)) + spare
+        width = max(map(len, self.pages)) + 1
         return torch.tensor([[*pages, *[0] * (width - len(pages))] for pages in self.pages], dtype=torch.int32)
 
-    def meta(self, parts: Sequence[Prompt], rows: Sequence[int] | None = None, spare: int = 0) -> PrefillMeta:
+    def meta(self, parts: Sequence[Prompt], rows: Sequence[int] | None = None) -> PrefillMeta:
         """A pass that computes ``parts``; ``rows`` are the prompts that they belong to."""
-        owners = list(range(len(parts))) if rows is None else list(rows)
-        lengths = [part.length - part.cached for part in parts]
-        positions = [range(part.cached, part.length) for part in parts]
+        owners = range(len(parts)) if rows is None else rows
+        positions = [np.arange(part.cached, part.length, dtype=np.int32) for part in parts]
         return PrefillMeta(
-            query_lens=lengths,
+            query_lens=[part.length - part.cached for part in parts],
             kv_lens=[part.length for part in parts],
             pages=[self.pages[owner] for owner in owners],
-            kv_len=torch.tensor([part.length for part in parts], dtype=torch.int32),
-            positions=torch.tensor(list(itertools.chain(*positions)), dtype=torch.int32),
-            page_table=self.table(spare)[owners],
-            tiles=row_tiles(lengths, self.attention.tile_rows),
+            positions=np.concatenate(positions),
         )
+
+    def prefill(self, meta: PrefillMeta, q: torch.Tensor, layer: int = 0) -> torch.Tensor:
+        found = self.attention.prefill(meta)(q, layer)
+        assert isinstance(found, torch.Tensor)
+        return found
 
     def slots(self, prompt: int) -> torch.Tensor:
         size = self.pool.page_size
@@ -102,7 +105,7 @@ class Lab:
         return torch.tensor([self.pages[prompt][place // size] * size + place % size for place in range(length)])
 
     def sdpa(self, q: torch.Tensor, slots: torch.Tensor, layer: int, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """``torch`` attention in float64 of ``q`` [rows, heads, d] over the keys in ``slots``."""
+        """``torch`` attention in float64 of ``q`` [rows, heads, d] over the keys in ``slots``: [rows, heads * d]."""
         scales = (self.pool.k_scale, self.pool.v_scale) if self.pool.k.dtype.itemsize == 1 else ((1.0,) * 2,) * 2
         k, v = (
             cache[layer][slots].double().transpose(0, 1) * scale[layer]
@@ -111,7 +114,7 @@ class Lab:
         out = functional.scaled_dot_product_attention(
             q.double().transpose(0, 1).unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), mask, enable_gqa=True
         )
-        return out[0].transpose(0, 1)
+        return out[0].transpose(0, 1).flatten(1)
 
 
 @st.composite
@@ -126,10 +129,10 @@ def prompts(draw: st.DrawFn) -> list[Prompt]:
 @given(prompts(), HEADS, PAGE_SIZES, st.sampled_from([torch.float32, torch.float8_e4m3fn]))
 def test_prefill_equals_torch(wave: list[Prompt], heads: tuple[int, int], page_size: int, dtype: torch.dtype) -> None:
     lab = Lab(wave, heads, page_size, dtype=dtype)
-    meta = lab.meta(wave, spare=2)
+    meta = lab.meta(wave)
     q = lab.queries(sum(meta.query_lens))
     for layer in range(2):
-        found = lab.attention.prefill(meta)(q, layer).split(list(meta.query_lens))
+        found = lab.prefill(meta, q, layer).split(list(meta.query_lens))
         for index, (prompt, part) in enumerate(zip(wave, q.split(list(meta.query_lens)), strict=True)):
             seen = torch.arange(prompt.length) <= torch.arange(prompt.cached, prompt.length).unsqueeze(1)
             wanted = lab.sdpa(part, lab.slots(index), layer, seen)
@@ -140,8 +143,7 @@ def in_pieces(lab: Lab, q: torch.Tensor, cuts: Sequence[int]) -> torch.Tensor:
     """The first prompt's attention, computed in passes that end at ``cuts``."""
     pieces = []
     for start, end in itertools.pairwise([0, *cuts, lab.prompts[0].length]):
-        attend = lab.attention.prefill(lab.meta([Prompt(end, start)], [0]))
-        pieces.append(attend(q[start:end], 0))
+        pieces.append(lab.prefill(lab.meta([Prompt(end, start)], [0]), q[start:end]))
     return torch.cat(pieces)
 
 
@@ -151,13 +153,12 @@ def test_whole_chunked_and_cached_prefill_have_the_same_bits(
 ) -> None:
     lab = Lab([Prompt(length), Prompt(70), Prompt(3)], heads, page_size)
     q = lab.queries(length)
-    whole = lab.attention.prefill(lab.meta([Prompt(length)], [0]))(q, 0)
+    whole = lab.prefill(lab.meta([Prompt(length)], [0]), q)
     cuts = data.draw(st.lists(st.integers(1, length - 1), unique=True, max_size=4).map(sorted))
     assert torch.equal(in_pieces(lab, q, cuts), whole)
     cached = data.draw(st.integers(1, length - 1))
-    among = lab.meta([Prompt(70, 9), Prompt(length, cached), Prompt(3)], [1, 0, 2], spare=3)
-    attend = lab.attention.prefill(among)
-    found = attend(torch.cat((lab.queries(61), q[cached:], lab.queries(3))), 0)
+    among = lab.meta([Prompt(70, 9), Prompt(length, cached), Prompt(3)], [1, 0, 2])
+    found = lab.prefill(among, torch.cat((lab.queries(61), q[cached:], lab.queries(3))))
     assert torch.equal(found[61 : 61 + length - cached], whole[cached:])
 
 
@@ -165,7 +166,7 @@ def test_tiles_that_start_at_the_chunk_would_be_seen() -> None:
     """Keys reduced in tiles of another size for a warm pass: the control of the test above."""
     lab = Lab([Prompt(200)])
     q = lab.queries(200)
-    whole = lab.attention.prefill(lab.meta([Prompt(200)]))(q, 0)
+    whole = lab.prefill(lab.meta([Prompt(200)]), q)
     with mock.patch.object(paged_attention, "KV_TILE", 48):
         assert not torch.equal(in_pieces(lab, q, [90]), whole)
 
@@ -180,7 +181,12 @@ def test_static_prefill_forgets_the_pass_before() -> None:
         q = torch.zeros(256, lab.num_heads, DIM)
         q[:count] = lab.queries(count)
         static.plan(meta)
-        assert torch.equal(static.attend(q, 1)[:count], lab.attention.prefill(meta)(q[:count], 1))
+        assert torch.equal(static.attend(q, 1)[:count], lab.prefill(meta, q[:count], 1))
+
+
+def dequantised(activation: torch.Tensor | Quantized) -> torch.Tensor:
+    assert isinstance(activation, Quantized)
+    return activation.values.float() * activation.scale
 
 
 @given(
@@ -204,7 +210,7 @@ def test_decode_through_ancestors_equals_torch(
         ancestors[step, : sum(widths)] = torch.from_numpy(starts[owner] + rng.integers(0, np.array(widths)[owner]))
     ancestors[stored - 1] = torch.arange(rows)
     meta = DecodeMeta(
-        page_table=lab.table(spare=1),
+        page_table=lab.table(),
         context_len=torch.tensor([length for length, _ in wave], dtype=torch.int32),
         tiles=row_tiles(widths, lab.attention.tile_rows, capacity=rows),
         ancestors=ancestors,
@@ -212,6 +218,9 @@ def test_decode_through_ancestors_equals_torch(
     )
     q = lab.queries(rows)
     found = lab.attention.decode(meta)(q, 1)
+    assert isinstance(found, torch.Tensor)
+    quantising = PagedAttention(lab.pool, lab.num_heads, lab.attention.ops, quantize=True)
+    assert torch.equal(dequantised(quantising.decode(meta)(q, 1)), dequantised(Quantized(*quant_per_token(found))))
     for row, request in enumerate(owner.tolist()):
         beam = torch.tensor([lab.pool.beam_base + step * rows + int(ancestors[step, row]) for step in range(stored)])
         wanted = lab.sdpa(q[row : row + 1], torch.cat((lab.slots(request), beam)), 1)

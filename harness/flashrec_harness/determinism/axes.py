@@ -32,13 +32,13 @@ def _no_overrides(_: Task) -> dict[str, Any]:
 class Axis:
     """One way in which two runs of a request may differ.
 
-    ``varies`` completes "the same bits whatever ...". The check is invalid unless every counter of ``proves``
-    and of ``covers`` is above zero, and fails if one of ``forbids`` is. ``overrides`` are engine settings;
-    ``prepare`` changes the loaded engine before its first wave.
+    The check called ``title`` is invalid unless every counter of ``proves`` and of ``covers`` is above zero, and
+    fails if one of ``forbids`` is. ``overrides`` are engine settings; ``prepare`` changes the loaded engine
+    before its first wave.
     """
 
     name: str
-    varies: str
+    title: str
     run: AxisRun
     proves: tuple[str, ...] = ("waves",)
     covers: Callable[[Task], tuple[str, ...]] = field(default=lambda _: ())
@@ -50,10 +50,13 @@ class Axis:
 
 
 def _alone(lab: Lab, engine: Engine) -> None:
+    """The first wave of each probe is its reference: on a GPU it must have been replayed from a graph."""
+    replays = engine.stats()["graph_replays"]
     for probe in ("default", "width 1"):
         for turn in range(2):
             engine.flush_cache()
             lab.wave(engine, Place("alone", f"turn {turn}"), probe, [], lab.task.rng("alone", turn))
+    lab.report.count("eager", "reference waves from graphs", engine.stats()["graph_replays"] - replays)
 
 
 def _mixed(lab: Lab, engine: Engine) -> None:
@@ -292,50 +295,56 @@ def _jitter(lab: Lab, engine: Engine) -> None:
 AXES: Mapping[str, Axis] = {
     axis.name: axis
     for axis in (
-        Axis("alone", "turn it is, with nobody else in the wave", _alone),
-        Axis("mixed", "wave holds it: mates, their n, order and place, cache as it comes", _mixed),
-        Axis("buckets", "row bucket its wave fills, one row more or less", _buckets, covers=_bucket_events),
+        Axis("alone", "same bits alone, every time", _alone),
+        Axis("mixed", "same bits in mixed waves", _mixed),
+        Axis("buckets", "same bits in every row bucket and one row either side", _buckets, covers=_bucket_events),
         Axis(
             "cache",
-            "part of its prompt the radix cache holds",
+            "same bits from a cold, a warm and a partly warm cache",
             _cache,
             proves=("cold runs", "warm runs", "partly warm runs"),
         ),
-        Axis("spaces", "score space its mates use", _spaces, proves=tuple(ScoreSpace), needs_catalog=True),
-        Axis("sampling", "mates are sampled, and if it is sampled itself with a seed", _sampling, needs_catalog=True),
+        Axis(
+            "spaces",
+            "same bits in every score space, whatever the mates use",
+            _spaces,
+            proves=tuple(ScoreSpace),
+            needs_catalog=True,
+        ),
+        Axis("sampling", "same bits beside sampled mates, and sampled with a seed", _sampling, needs_catalog=True),
         Axis(
             "filters",
-            "lists its mates carry, its own obeyed",
+            "same bits beside other filters, its own obeyed",
             _filters,
             forbids=("beams against their list",),
             needs_catalog=True,
         ),
-        Axis("arrival", "order and delay the scheduler sees", _arrival),
-        Axis("jitter", "random spin the device makes between passes", _jitter, needs_gpu=True),
+        Axis("arrival", "same bits in any order and delay of arrival", _arrival),
+        Axis("jitter", "same bits under random device spins", _jitter, needs_gpu=True),
         Axis(
             "cache off",
-            "switch the radix cache has",
+            "same bits without the radix cache",
             _cache_off,
             forbids=("hits",),
             overrides=lambda _: {"disable_radix_cache": True},
         ),
         Axis(
             "chunks",
-            "chunk boundary its prompt crosses",
+            "same bits across prefill chunk boundaries",
             _chunks,
             proves=("waves", "chunk boundaries"),
             overrides=lambda _: {"max_prefill_tokens": 24},
         ),
         Axis(
             "eviction",
-            "pages of its prompt have been evicted since",
+            "same bits after eviction",
             _eviction,
             proves=("evicted pages", "probe pages lost"),
             overrides=_small_pool,
         ),
         Axis(
             "ties",
-            "exact ties between candidates there are",
+            "same bits where scores tie exactly",
             _ties,
             proves=("waves", "tied beams"),
             overrides=lambda _: {"disable_cuda_graph": True},
@@ -344,9 +353,9 @@ AXES: Mapping[str, Axis] = {
         ),
         Axis(
             "eager",
-            "launch: captured graphs or step by step",
+            "same bits from captured graphs and step by step",
             _eager,
-            proves=("waves", "eager waves"),
+            proves=("waves", "eager waves", "reference waves from graphs"),
             forbids=("graph replays",),
             overrides=lambda _: {"disable_cuda_graph": True},
             needs_gpu=True,

@@ -95,7 +95,7 @@ def across_processes(evidence: Evidence) -> Check:
         Outcome.FAIL if drifted else Outcome.PASS,
         f"{len(drifted)} of {len(found)} differ from the probe alone in process {evidence.reports[0].process}: token "
         f"ids and score bytes; {min(rows)}-{max(rows)} rows, {_sizes(found)} requests, PYTHONHASHSEED "
-        f"{', '.join(seeds)}; {_bound(len(drifted), len(found))}",
+        f"{', '.join(seeds)}; {bound(len(drifted), len(found))}",
         data={"waves": len(found), "drifted": len(drifted), "hash_seeds": seeds, "bound": drift_bound(len(found))},
     )
     if drifted:
@@ -113,9 +113,9 @@ def judge_axis(evidence: Evidence, axis: Axis, task: Task) -> Check:
     shown = ", ".join(f"{times} {event}" for event, times in witness.items() if event in (*axis.proves, *axis.forbids))
     check = Check(
         SUITE,
-        f"same bits whatever {axis.varies}",
+        axis.title,
         Outcome.FAIL if drifted else Outcome.PASS,
-        f"{axis.name}: {len(drifted)} of {len(found)} waves drift; seen: {shown}; {_bound(len(drifted), len(found))}",
+        f"{axis.name}: {len(drifted)} of {len(found)} waves drift; seen: {shown}; {bound(len(drifted), len(found))}",
         data={"axis": axis.name, "waves": len(found), "drifted": len(drifted), "witness": witness},
     )
     forbidden = [event for event in axis.forbids if witness.get(event)]
@@ -173,7 +173,8 @@ def _sizes(found: Sequence[Seen]) -> str:
     return f"{min(sizes)}-{max(sizes)}"
 
 
-def _bound(drifted: int, waves: int) -> str:
+def bound(drifted: int, waves: int) -> str:
+    """What a clean count of waves rules out, in words."""
     if drifted or not waves:
         return "no bound"
     return f"drift rate below {100 * drift_bound(waves):.1f} % at 95 %"
