@@ -20,6 +20,7 @@ from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.planting import PLANT_VARIABLE
 from flashrec_harness.repro import load_bundle
 from flashrec_harness.runner import guarded
+from flashrec_harness.servers import flashrec_server
 
 
 @pytest.mark.slow
@@ -49,6 +50,15 @@ def test_a_planted_fault_reaches_the_server_and_no_verdict_hides_it(
     confessed, *_ = guarded("determinism", context, lambda _: [found])
     assert confessed.outcome is Outcome.INVALID
     assert "answers-swapped" in confessed.reason
+
+
+def test_a_running_server_is_judged_from_outside(context: SuiteContext) -> None:
+    with flashrec_server(context.model_path, sid_vocab_file=context.sid_vocab_file) as server:
+        judged, left = run(replace(context, url=server.url))
+    assert judged.outcome is Outcome.PASS
+    assert judged.data["requests"] >= 240
+    assert judged.data["waves"] < judged.data["requests"]
+    assert left.outcome is Outcome.NOT_RUN
 
 
 def test_without_a_catalog_what_needs_one_is_not_run(

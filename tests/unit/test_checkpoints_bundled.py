@@ -16,7 +16,7 @@ from flashrec.request import ScoreSpace
 from flashrec.sid import build_trie, infer_layout, load_catalog
 from flashrec_harness import quality
 from flashrec_harness.checkpoints.make_shop import optimum, write_shop_items
-from flashrec_harness.checkpoints.margins import MAX_SMALL_SHARE, MIN_MEDIAN_GAP, measure
+from flashrec_harness.checkpoints.margins import MAX_SMALL_SHARE, MIN_MEDIAN_GAP, margins
 from flashrec_harness.checkpoints.ranking import CatalogRanker
 from flashrec_harness.checkpoints.sequences import read_histories
 from flashrec_harness.checkpoints.shop import Shop
@@ -80,7 +80,8 @@ def test_its_ranks_lie_apart() -> None:
         assert found["median_gap"] >= MIN_MEDIAN_GAP
         assert found["small_share"] < MAX_SMALL_SHARE
     stored = {found["space"]: found["median_gap"] for found in REPORT["margins"]}
-    for again in measure(PATH, [row.items for row in ROWS[:3]], spaces=[ScoreSpace.SID, ScoreSpace.CHILDREN]):
+    prompts = BUILDER.prompts([row.items for row in ROWS[:3]])
+    for again in margins(PATH, prompts, spaces=[ScoreSpace.SID, ScoreSpace.CHILDREN]):
         assert again.gaps == 3 * 63
         assert stored[again.space] / 2 < again.median_gap < stored[again.space] * 2
         assert again.small_share < 0.03, "at most 5 of 189"

@@ -57,7 +57,8 @@ def test_equal_to_the_oracle(
 
 def test_margins_are_gaps_of_scores(checkpoint: Path, parts: tuple[SidLayout, Catalog, list[tuple[int, ...]]]) -> None:
     layout, _, prompts = parts
-    found = margins(checkpoint, prompts[:2], 5, space=ScoreSpace.CHILDREN)
+    sid, found = margins(checkpoint, prompts[:2], 5, spaces=[ScoreSpace.SID, ScoreSpace.CHILDREN])
+    assert (sid.space, found.space) == ("sid", "children")
     oracle = own_oracle(checkpoint)
     gaps = []
     for prompt in prompts[:2]:

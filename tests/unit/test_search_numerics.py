@@ -89,6 +89,13 @@ def test_order_key_ties_and_boundaries() -> None:
     assert keys.min() > INVALID_KEY
 
 
+def test_order_key_selects_nan_of_either_sign_first() -> None:
+    """A NaN that sorted last would leave a beam out and return the rest as if nothing had happened."""
+    bits = torch.tensor([0x3F800000, 0x7FC00000, -0x400000, 0x7F7FFFFF], dtype=torch.int32)
+    keys = order_key(bits.view(torch.float32), torch.arange(4), torch.ones(4, dtype=torch.bool))
+    assert torch.argsort(keys, descending=True).tolist() == [1, 2, 3, 0]
+
+
 def splitmix64(x: int) -> int:
     """The output of SplitMix64 for state ``x``, as in Steele, Lea and Flood 2014, figure 16."""
     x = (x + 0x9E3779B97F4A7C15) & MASK

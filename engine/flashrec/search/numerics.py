@@ -29,9 +29,10 @@ def order_key(score: torch.Tensor, rank: torch.Tensor, legal: torch.Tensor) -> t
     """int64 keys whose descending order is: higher ``score``, then lower ``rank`` (int64, below 2**32).
 
     Keys of legal candidates are distinct where their ranks are, so any sort gives the same order (SPEC B2);
-    illegal ones get :data:`INVALID_KEY`. Scores are float32; -0.0 counts as 0.0.
+    illegal ones get :data:`INVALID_KEY`. Scores are float32; -0.0 counts as 0.0, and a NaN of either sign as
+    the largest score: it is selected, and so fails its request, instead of dropping out unseen.
     """
-    bits = (score + 0.0).view(torch.int32)
+    bits = torch.where(score.isnan(), torch.inf, score + 0.0).view(torch.int32)
     # Flipping the magnitude of negative floats makes their integer order their numeric order.
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     key = (ordered << 32) | (0xFFFFFFFF - rank)

@@ -14,7 +14,7 @@ from rich.console import Console
 from flashrec.sid import load_catalog
 from flashrec_harness.checkpoints.build import CheckpointConfig, make_checkpoint
 from flashrec_harness.checkpoints.config import write_json
-from flashrec_harness.checkpoints.margins import measure
+from flashrec_harness.checkpoints.margins import history_prompts, margins
 from flashrec_harness.checkpoints.sequences import History, hold_out
 from flashrec_harness.checkpoints.shop import Shop
 
@@ -54,7 +54,8 @@ def make_shop(
         console=console,
     )
     report["optimum"] = optimum(shop, held_out)
-    report["margins"] = [found.as_dict() for found in measure(out, [row.items for row in held_out[:margin_prompts]])]
+    prompts = history_prompts(out, [row.items for row in held_out[:margin_prompts]])
+    report["margins"] = [found.as_dict() for found in margins(out, prompts)]
     write_json(out / "training.json", report)
     return report
 

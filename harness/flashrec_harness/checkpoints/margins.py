@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -47,29 +47,33 @@ class Margins:
         return asdict(self)
 
 
-def margins(path: Path, prompts: Sequence[Sequence[int]], n: int, *, space: ScoreSpace = ScoreSpace.SID) -> Margins:
-    """The margins of a checkpoint directory's own catalog at beam width ``n``, in float64 by brute force.
-
-    ``prompts``: token ids without the begin token. Raises whatever reading the directory raises.
-    """
-    layout = infer_layout(AutoTokenizer.from_pretrained(path), depth=peek_depth(path / CATALOG))
-    ranked = own_oracle(path).search([case_of(prompt, layout, n, space) for prompt in prompts])
-    return summarise(space, [np.array([hypothesis.score for hypothesis in beams]) for beams in ranked])
-
-
-def measure(
+def margins(
     path: Path,
-    histories: Sequence[Sequence[str]],
+    prompts: Sequence[Sequence[int]],
     n: int = 64,
     *,
-    spaces: Iterable[ScoreSpace] = tuple(ScoreSpace),
+    spaces: Sequence[ScoreSpace] = tuple(ScoreSpace),
 ) -> list[Margins]:
-    """The margins of a checkpoint directory after ``histories`` (item ids), per score space."""
+    """The margins of a checkpoint directory's own catalog at beam width ``n``, in float64 by brute force.
+
+    ``prompts``: token ids without the begin token. One entry per score space; they share most forward passes.
+    Raises whatever reading the directory raises.
+    """
+    layout = infer_layout(AutoTokenizer.from_pretrained(path), depth=peek_depth(path / CATALOG))
+    oracle = own_oracle(path)
+    scores: dict[ScoreSpace, list[NDArray[np.float64]]] = {space: [] for space in spaces}
+    for prompt in prompts:
+        for space, ranked in scores.items():
+            beams = oracle.rank(case_of(prompt, layout, n, space))
+            ranked.append(np.array([hypothesis.score for hypothesis in beams]))
+    return [summarise(space, ranked) for space, ranked in scores.items()]
+
+
+def history_prompts(path: Path, histories: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
+    """Prompts of a checkpoint directory after ``histories`` (item ids)."""
     tokenizer = AutoTokenizer.from_pretrained(path)
     layout = infer_layout(tokenizer, depth=peek_depth(path / CATALOG))
-    builder = PromptBuilder(tokenizer, layout, load_catalog(path / CATALOG, layout))
-    prompts = builder.prompts(histories)
-    return [margins(path, prompts, n, space=space) for space in spaces]
+    return PromptBuilder(tokenizer, layout, load_catalog(path / CATALOG, layout)).prompts(histories)
 
 
 def own_oracle(path: Path) -> Oracle:

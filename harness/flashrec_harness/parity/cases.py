@@ -12,6 +12,8 @@ from flashrec_harness.references.types import SearchCase, Tokens
 
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 10, 16, 20, 32, 48, 64)
 STEPS = (1, 2, 3, 4, 5, 6)
+_STOP_COUNTS = (3, 30, 12, 20, 40)
+_STOP_PENALTIES = (0.0, 1.0, -1.0, 0.5)
 _PENALTIES = (1.0, 1.0, 0.0, 0.5, 2.0)
 
 LikelyTokens = Callable[[Tokens, int], Tokens]
@@ -45,6 +47,27 @@ def free_cases(ground: Ground, count: int, seed: int, likely: LikelyTokens) -> l
                 max_tokens=steps,
                 stop_token_ids=stops,
                 length_penalty=_PENALTIES[index % len(_PENALTIES)],
+            )
+        )
+    return cases
+
+
+def stop_cases(ground: Ground, count: int, seed: int) -> list[SearchCase]:
+    """Searches without a catalog and with three to forty stop tokens: banks fill, searches end early or run dry."""
+    tokens = sorted({token for catalog in ground.catalogs.values() for token in catalog.vocabulary.all_tokens()})
+    cases = []
+    for index in range(count):
+        stops = Random(f"{seed} stops {index}").sample(tokens, _STOP_COUNTS[index % len(_STOP_COUNTS)])
+        width = 2 if index % 4 == 3 else WIDTHS[index % len(WIDTHS)]
+        cases.append(
+            SearchCase(
+                name=f"stops-{index}",
+                prompt=ground.prompts[index % len(ground.prompts)],
+                n=width,
+                beam_width=width,
+                max_tokens=2 + index % 5,
+                stop_token_ids=tuple(sorted({*ground.eos, *stops})),
+                length_penalty=_STOP_PENALTIES[index % len(_STOP_PENALTIES)],
             )
         )
     return cases

@@ -103,7 +103,8 @@ class Comparison:
         tie = "" if gap is None else f" (largest gap {gap:.2g})"
         unseen = f"; a fault in fewer than {min(1.0, 3 / count):.1%} of lists may be missed (95 %)" if count else ""
         return (
-            f"{count} lists, {hypotheses} hypotheses, n {self._range('n')}, {self._range('max_tokens')} tokens: "
+            f"{count} lists, {hypotheses} hypotheses, n {self._range('n')}, {self._range('max_tokens')} tokens"
+            f"{self._stops()}: "
             f"{named}{tie}; worst score difference {self.worst_score_error:.2g}"
             f" of {self.tolerance.score:g}{unseen}"
         )
@@ -112,6 +113,12 @@ class Comparison:
         """One table row per ``n``."""
         widths = sorted({verdict.case.n for verdict in self.verdicts})
         return [_width_row(width, [v for v in self.verdicts if v.case.n == width]) for width in widths]
+
+    def _stops(self) -> str:
+        """How many lists have stop tokens, and in how many some hypothesis ended at one before the last step."""
+        stopping = [v for v in self.verdicts if v.case.stop_token_ids and v.case.catalog is None]
+        reached = sum(any(len(h.token_ids) < v.case.max_tokens for h in v.theirs) for v in stopping)
+        return f", {len(stopping)} with stop tokens ({reached} reached)" if stopping else ""
 
     def _range(self, field: str) -> str:
         values = [getattr(verdict.case, field) for verdict in self.verdicts]

@@ -44,6 +44,7 @@ def edge_ground(directory: Path, seed: int) -> Ground:
     generator = np.random.default_rng(seed)
     catalogs = edge_catalogs(seed)
     return Ground(
+        name="edge checkpoint",
         model_path=model_path,
         catalogs={
             catalog.name: CatalogGround(

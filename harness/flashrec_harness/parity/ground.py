@@ -46,6 +46,7 @@ class CatalogGround:
 class Ground:
     """One checkpoint and everything that is searched on it."""
 
+    name: str
     model_path: Path
     catalogs: Mapping[str, CatalogGround]
     prompts: tuple[Tokens, ...]
@@ -87,6 +88,7 @@ def context_ground(context: SuiteContext) -> Ground:
     else:
         prompts = material.random_prompts(_RANDOM_PROMPTS, _RANDOM_PROMPT_TOKENS, context.seed)
     return Ground(
+        name="this checkpoint",
         model_path=context.model_path,
         catalogs=catalogs,
         prompts=tuple(prompts),

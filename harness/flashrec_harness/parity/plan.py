@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from flashrec.request import ScoreSpace
-from flashrec_harness.parity.cases import LikelyTokens, catalog_cases, for_sglang, free_cases
+from flashrec_harness.parity.cases import LikelyTokens, catalog_cases, for_sglang, free_cases, stop_cases
 from flashrec_harness.parity.ground import CATALOG, Ground
 from flashrec_harness.references.types import SearchCase
 
@@ -45,10 +45,11 @@ class Sizes:
     oracle: int
     scored_end: int
     edge: int
+    stops: int
 
 
-FULL = Sizes(free=150, children=70, vocab=39, oracle=39, scored_end=13, edge=5)
-QUICK = Sizes(free=39, children=26, vocab=13, oracle=13, scored_end=5, edge=2)
+FULL = Sizes(free=150, children=70, vocab=39, oracle=39, scored_end=13, edge=5, stops=60)
+QUICK = Sizes(free=39, children=26, vocab=13, oracle=13, scored_end=5, edge=2, stops=20)
 
 
 def checkpoint_groups(ground: Ground, sizes: Sizes, seed: int, likely: LikelyTokens) -> list[Group]:
@@ -75,20 +76,30 @@ def checkpoint_groups(ground: Ground, sizes: Sizes, seed: int, likely: LikelyTok
 
 
 def edge_groups(ground: Ground, sizes: Sizes, seed: int) -> list[Group]:
-    """Every edge catalog in every score space."""
+    """Every edge catalog in every score space, and free searches with many stop tokens."""
+    stops = stop_cases(ground, sizes.stops, seed)
     judges = {
         ScoreSpace.CHILDREN: (Reference.ORACLE, Reference.SGLANG, Reference.TRANSFORMERS),
         ScoreSpace.VOCAB: (Reference.ORACLE, Reference.TRANSFORMERS),
     }
     return [
-        Group(
-            "edge catalogs",
-            space,
-            tuple(_edge_cases(ground, space, sizes.edge, seed)),
-            judges.get(space, (Reference.ORACLE,)),
-        )
-        for space in ScoreSpace
+        _stop_group(Reference.TRANSFORMERS, stops),
+        _stop_group(Reference.SGLANG, for_sglang(stops)),
+        *(
+            Group(
+                "edge catalogs",
+                space,
+                tuple(_edge_cases(ground, space, sizes.edge, seed)),
+                judges.get(space, (Reference.ORACLE,)),
+            )
+            for space in ScoreSpace
+        ),
     ]
+
+
+def _stop_group(reference: Reference, cases: Sequence[SearchCase]) -> Group:
+    """Searches under the rules of ``reference`` for stop tokens."""
+    return Group(f"stop tokens as {reference}", ScoreSpace.VOCAB, tuple(cases), (reference, Reference.ORACLE))
 
 
 def _edge_cases(ground: Ground, space: ScoreSpace, count: int, seed: int) -> Iterable[SearchCase]:

@@ -72,7 +72,7 @@ def judge(ground: Ground, agenda: Agenda, open_subject: OpenSubject, out_dir: Pa
                 checks.append(check)
             else:
                 checks.append(comparison)
-    return [*checks, *references_agree(groups, answers, explain)]
+    return [*checks, *references_agree(ground.name, groups, answers, explain)]
 
 
 def _compare(
@@ -101,7 +101,7 @@ def _answerable(groups: Sequence[Group], subject: JudgedSearcher) -> tuple[list[
 
 
 def references_agree(
-    groups: Sequence[Group], answers: dict[Reference, Answers], explain: Explain | None
+    title: str, groups: Sequence[Group], answers: dict[Reference, Answers], explain: Explain | None
 ) -> list[Check]:
     """SGLang against ``transformers`` on the searches that both answered.
 
@@ -111,9 +111,8 @@ def references_agree(
     cases = [case for case in plan.cases_for(groups) if case in sglang and case in transformers]
     if not cases:
         return []
-    title = "in catalogs" if all(case.catalog is not None for case in cases) else "among themselves"
     comparison = Comparison.of(
-        f"the references {title}: SGLang, transformers",
+        f"{Reference.SGLANG} against {Reference.TRANSFORMERS}, {title}",
         cases,
         sglang.lists(cases),
         transformers.lists(cases),
