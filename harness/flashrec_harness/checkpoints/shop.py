@@ -173,20 +173,37 @@ class Shop:
         """Draw ``users`` purchase histories whose lengths are uniform in ``lengths`` (both included)."""
         c = self.config
         rng = np.random.default_rng(seed)
-        members = [np.flatnonzero(self.series == s) for s in range(self.num_series)]
-        histories = []
-        for user in range(users):
-            interest, taste = int(rng.integers(c.interests)), int(rng.integers(c.tastes))
-            last: int | None = None
-            bought = []
-            for _ in range(int(rng.integers(*lengths, endpoint=True))):
-                last = draw(rng, self.series_probs(last)[interest])
-                row = int(members[last][draw(rng, self.item_weight[taste, members[last]])])
-                names = self.items_of_sid[row]
-                bought.append(names[int(rng.integers(len(names)))])
-                interest = draw(rng, self.interest_step[interest])
-            histories.append(History(user=f"U{user + 1:05d}", items=tuple(bought)))
-        return histories
+        starts = [None, *range(self.num_series)]
+        series_after = np.stack([self.series_probs(last) for last in starts])
+        length = rng.integers(*lengths, users, endpoint=True)
+        interest, taste = rng.integers(c.interests, size=users), rng.integers(c.tastes, size=users)
+        series = np.full(users, -1)
+        rows = np.empty((users, lengths[1]), np.int64)
+        for step in range(lengths[1]):
+            series = draw(rng, series_after[series + 1, interest])
+            rows[:, step] = self._draw_items(rng, series, taste)
+            interest = draw(rng, self.interest_step[interest])
+        copies = rng.random(rows.shape)
+        return [
+            History(f"U{user + 1:05d}", tuple(map(self._name, rows[user, :count], copies[user])))
+            for user, count in enumerate(length.tolist())
+        ]
+
+    def _draw_items(self, rng: np.random.Generator, series: Ints, taste: Ints) -> Ints:
+        """A row of ``sids`` per user, from the given series. Rows of a series stand together."""
+        first = np.searchsorted(self.series, np.arange(self.num_series + 1))
+        upto = np.concatenate([np.zeros((self.config.tastes, 1)), self.item_weight.cumsum(1)], axis=1)
+        low, high = upto[taste, first[series]], upto[taste, first[series + 1]]
+        point = low + rng.random(len(series)) * (high - low)
+        rows = np.empty(len(series), np.int64)
+        for kind in range(self.config.tastes):
+            chosen = taste == kind
+            rows[chosen] = np.searchsorted(upto[kind], point[chosen], side="right") - 1
+        return np.clip(rows, first[series], first[series + 1] - 1)
+
+    def _name(self, row: int, copy: float) -> str:
+        names = self.items_of_sid[row]
+        return names[int(copy * len(names))]
 
 
 def geometric(ranks: Ints, drop: float) -> Floats:
@@ -196,6 +213,8 @@ def geometric(ranks: Ints, drop: float) -> Floats:
     return shares
 
 
-def draw(rng: np.random.Generator, probs: Floats) -> int:
-    """One index from a distribution, by inversion."""
-    return min(int(np.searchsorted(np.cumsum(probs), rng.random(), side="right")), len(probs) - 1)
+def draw(rng: np.random.Generator, probs: Floats) -> Ints:
+    """One index per row of ``probs``, float64 ``[rows, choices]``, by inversion."""
+    upto = probs.cumsum(1)
+    index: Ints = (rng.random((len(probs), 1)) * upto[:, -1:] >= upto).sum(1)
+    return index

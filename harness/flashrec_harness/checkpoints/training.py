@@ -32,7 +32,7 @@ class TrainingConfig:
     label_smoothing: float = 0.0
     shuffle_history: float = 0.0
     max_history: int = 10
-    save_every: int = 200
+    save_every: int = 50
 
 
 STATE_FILE = "training_state.pt"
