@@ -24,7 +24,8 @@ Semantics = Literal["transformers", "sglang"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt to search from. ``None`` means: the engine's default.
+    """One prompt to search from. ``None`` means: the engine's default; for ``seed`` that is 0, so that a request
+    that samples repeats itself too.
 
     A semantic ID is the tuple of its 0-based codes, one per level. ``exclude_*`` names what must not be
     returned; ``allow_*`` restricts the search to the union of both lists.

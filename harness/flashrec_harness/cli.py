@@ -17,7 +17,7 @@ from rich.console import Console
 from flashrec.errors import FlashRecError
 from flashrec_harness import options as opt
 from flashrec_harness.baseline_commands import app as baseline_app
-from flashrec_harness.checkpoints.cli import app as checkpoint_app
+from flashrec_harness.checkpoints.cli import command as make_checkpoint
 from flashrec_harness.hardware import DeviceBusyError, device_lock
 from flashrec_harness.outcome import Check, ExitCode, SuiteContext, SuiteFn, exit_code
 from flashrec_harness.planting import Plant
@@ -264,7 +264,7 @@ def repro(
 
 
 app.add_typer(baseline_app, name="baseline")
-app.add_typer(checkpoint_app, name="make-checkpoint")
+app.command("make-checkpoint")(make_checkpoint)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from checkpoint_samples import SMALL_SHOP
 from typer.testing import CliRunner
 
 from flashrec.errors import ConfigError
-from flashrec_harness.checkpoints.cli import app, training_histories
+from flashrec_harness.checkpoints.build import CheckpointConfig
+from flashrec_harness.checkpoints.cli import command, recipe, training_histories
 from flashrec_harness.checkpoints.make_shop import write_shop_items
 from flashrec_harness.checkpoints.sequences import History, hold_out, write_histories
 from flashrec_harness.checkpoints.shop import Shop
 
+APP = typer.Typer()
+APP.command()(command)
 SMALL = ["--steps", "3", "--batch-size", "8", "--hidden-size", "32", "--layers", "1", "--seed", "4"]
 
 
@@ -28,7 +33,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def invoke(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    result = CliRunner().invoke(APP, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -77,12 +82,12 @@ def test_a_named_shape(tmp_path: Path) -> None:
 )
 def test_contradictions_are_errors(tmp_path: Path, arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)], catch_exceptions=False)
+        CliRunner().invoke(APP, [*arguments, "--out", str(tmp_path)], catch_exceptions=False)
 
 
 def test_sequences_are_needed(data: Path) -> None:
     with pytest.raises(ConfigError, match="--sequences: needed"):
-        CliRunner().invoke(app, ["--catalog", str(data / "items.tsv"), "--out", str(data)], catch_exceptions=False)
+        CliRunner().invoke(APP, ["--catalog", str(data / "items.tsv"), "--out", str(data)], catch_exceptions=False)
 
 
 def test_targets_are_trained_on_unless_refused(tmp_path: Path) -> None:
@@ -90,3 +95,11 @@ def test_targets_are_trained_on_unless_refused(tmp_path: Path) -> None:
     write_histories(file, [History("u", ("a",), "b"), History("v", ("c", "d"))])
     assert training_histories(file, False) == [History("u", ("a", "b")), History("v", ("c", "d"))]
     assert training_histories(file, True) == [History("u", ("a",)), History("v", ("c", "d"))]
+
+
+def test_the_recipe_names_what_is_not_a_default() -> None:
+    usual = CheckpointConfig()
+    assert recipe(["--shop"], usual, 0) == "flashrec-harness make-checkpoint --shop --out DIR"
+    other = replace(usual, training=replace(usual.training, dropout=0.3))
+    found = recipe(["--catalog", "my items.tsv"], other, 7)
+    assert found == "flashrec-harness make-checkpoint --catalog 'my items.tsv' --dropout 0.3 --seed 7 --out DIR"

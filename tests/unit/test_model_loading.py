@@ -262,3 +262,13 @@ def test_configurations_that_contradict_themselves(original: Path, fields: dict[
 
 def test_vocabulary_of_the_fixture_is_what_the_tests_assume(original: Path) -> None:
     assert load(original).model_config.vocab_size == VOCAB
+
+
+def test_types_and_scales_that_do_not_belong(checkpoint: Path) -> None:
+    def damage(tensors: Tensors) -> None:
+        tensors["model.layers.0.mlp.up_proj.weight"] = torch.zeros(64, 32, dtype=torch.int8)
+        tensors["model.layers.0.self_attn.k_scale"] = torch.ones(())
+
+    edit_tensors(checkpoint, damage)
+    with pytest.raises(CheckpointError, match=r"unexpected model\.layers\.0\.self_attn\.k_scale; .*type I8"):
+        load(checkpoint)

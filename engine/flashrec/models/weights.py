@@ -16,6 +16,7 @@ from flashrec.models.base import CausalLM
 from flashrec.models.config import read_json_object
 
 MAX_LISTED = 20
+FLOATS = ("F32", "BF16", "F16")
 FP8_EXTRA = (".input_scale", ".k_scale", ".v_scale")
 """Scales that an FP8 checkpoint may hold beside its weights' own; dynamic activations do not use the first."""
 
@@ -94,10 +95,11 @@ def _missing(model: CausalLM, files: dict[str, Path]) -> list[str]:
 
 def _unexpected(model: CausalLM, targets: dict[str, WeightTarget], files: dict[str, Path]) -> list[str]:
     allowed = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    extra = FP8_EXTRA if model.config.fp8 else ()
     return [
         f"unexpected {name}"
         for name in sorted(files)
-        if name not in targets and name not in allowed and not name.endswith(FP8_EXTRA)
+        if name not in targets and name not in allowed and not name.endswith(extra)
     ]
 
 
@@ -106,9 +108,11 @@ def _fit(target: WeightTarget, name: str, handle: safe_open) -> Iterator[str]:
     shape = tuple(view.get_shape())
     if not target.accepts(shape):
         yield f"{name} has shape {list(shape)}, expected {list(target.shape)}"
-    is_fp8 = view.get_dtype() == "F8_E4M3"
-    if is_fp8 != (target.dtype is torch.float8_e4m3fn):
-        yield f"{name} has type {view.get_dtype()}, which config.json's quantization_config does not say"
+    stored = view.get_dtype()
+    if (stored == "F8_E4M3") != (target.dtype is torch.float8_e4m3fn):
+        yield f"{name} has type {stored}, which config.json's quantization_config does not say"
+    elif target.dtype is None and stored not in FLOATS:
+        yield f"{name} has type {stored}, expected one of {', '.join(FLOATS)}"
 
 
 def _check_tied_head(model: CausalLM, files: dict[str, Path], handles: dict[Path, safe_open]) -> None:

@@ -30,6 +30,9 @@ from flashrec.search.free import Bank
 from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout
 
+LEDGERS_KEPT = 1024
+"""The newest requests whose ledgers an engine keeps."""
+
 Prompt = Request | str | Sequence[int]
 Outcome = Result | NonFiniteError
 
@@ -242,6 +245,8 @@ class Engine:
         if flight.ledger is not None:
             for member, record in zip(members, flight.ledger.read(len(members)), strict=True):
                 self.ledgers[member.request.rid] = record
+            while len(self.ledgers) > LEDGERS_KEPT:
+                del self.ledgers[next(iter(self.ledgers))]
         return catalog_results(members, flight.layout, unpack_frontier(flight.packed), self.catalog, self.layout)
 
     def _release(self, members: list[Member], *, keep: bool) -> None:

@@ -122,7 +122,7 @@ class WaveBeams:
 
 
 def free_results(members: list[Member], banks: list[Bank]) -> list[Result | NonFiniteError]:
-    """Rank each member's finished hypotheses: by score, earlier banked first on a tie."""
+    """Rank each member's finished hypotheses: by score in float64, earlier banked first on a tie."""
     results: list[Result | NonFiniteError] = []
     for member, bank in zip(members, banks, strict=True):
         filled = np.flatnonzero(bank.filled.cpu().numpy())
@@ -131,25 +131,32 @@ def free_results(members: list[Member], banks: list[Bank]) -> list[Result | NonF
         if not np.isfinite(totals[filled]).all():
             results.append(_non_finite(member))
             continue
-        scores = penalised(totals, lengths, member.request.length_penalty)
+        exact = penalised_exactly(totals, lengths, member.request.length_penalty)
+        order = filled[np.argsort(-exact[filled], kind="stable")]
         beams = [
             Beam(
                 token_ids=tuple(tokens[place, : lengths[place]].tolist()),
                 cumulative_logprob=float(totals[place]),
-                score=float(scores[place]),
+                score=float(np.float32(exact[place])),
                 finish_reason="stop" if stopped[place] else "length",
             )
-            for place in filled.tolist()
+            for place in order[: member.request.n].tolist()
         ]
-        beams.sort(key=lambda beam: -beam.score)
-        results.append(_result(member, tuple(beams[: member.request.n])))
+        results.append(_result(member, tuple(beams)))
     return results
 
 
-def penalised(totals: NDArray[np.float32], lengths: NDArray[np.int32] | int, penalty: float) -> NDArray[np.float32]:
-    """``total / length ** penalty`` (SPEC B1) in float64, rounded to float32."""
-    scores: NDArray[np.float32] = (totals / np.asarray(lengths, dtype=np.float64) ** penalty).astype(np.float32)
+def penalised_exactly(
+    totals: NDArray[np.float32], lengths: NDArray[np.int32] | int, penalty: float
+) -> NDArray[np.float64]:
+    """``total / length ** penalty`` (SPEC B1) in float64."""
+    scores: NDArray[np.float64] = totals / np.asarray(lengths, dtype=np.float64) ** penalty
     return scores
+
+
+def penalised(totals: NDArray[np.float32], lengths: NDArray[np.int32] | int, penalty: float) -> NDArray[np.float32]:
+    """:func:`penalised_exactly`, rounded to the float32 that a beam carries."""
+    return penalised_exactly(totals, lengths, penalty).astype(np.float32)
 
 
 def _result(member: Member, beams: Sequence[Beam]) -> Result:

@@ -22,12 +22,9 @@ from flashrec_harness.checkpoints.sequences import History, read_histories
 from flashrec_harness.checkpoints.shapes import SHAPES, make_shape
 from flashrec_harness.checkpoints.training import TrainingConfig
 
-app = typer.Typer(help="Make a checkpoint: trained from a catalog and histories, or of a named shape.")
-
 _MODEL, _TRAINING = ModelConfig(), TrainingConfig()
 
 
-@app.callback(invoke_without_command=True)
 def command(
     out: Annotated[Path, typer.Option("--out", help="Directory to write; an interrupted run resumes there.")],
     catalog: Annotated[
@@ -35,7 +32,7 @@ def command(
     ] = None,
     sequences: Annotated[
         list[Path] | None,
-        typer.Option("--sequences", help="CSV: user_id, history_item_ids, [target_item_id]. May repeat."),
+        typer.Option("--sequences", help="CSV: user_id, history_item_ids, and maybe target_item_id. May repeat."),
     ] = None,
     held_out: Annotated[
         Path | None,
@@ -61,7 +58,7 @@ def command(
     hidden_size: Annotated[int, typer.Option(min=16, help="A multiple of 16.")] = _MODEL.hidden_size,
     layers: Annotated[int, typer.Option(min=1, help="Transformer blocks.")] = _MODEL.num_hidden_layers,
 ) -> None:
-    """Train a small Qwen3 on --catalog and --sequences, or write --shop or --shape."""
+    """Make a checkpoint: trained on --catalog and --sequences, the bundled --shop, or random of a --shape."""
     console = Console(stderr=True)
     modes = {"--catalog": catalog is not None, "--shop": shop, "--shape": shape is not None}
     if sum(modes.values()) != 1:
