@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from flashrec.config import EngineConfig
-from flashrec.errors import NonFiniteError, RequestError
+from flashrec.errors import EngineFault, NonFiniteError, RequestError
 from flashrec.kvcache.radix import CacheStats
 from flashrec.models.config import ModelConfig
 from flashrec.profiler import Profiler, trace_range
@@ -134,15 +135,38 @@ class Engine:
         """
         members = [self.prepare(self._request(prompt, fields)) for prompt in prompts]
         results: dict[Member, Result] = {}
-        waiting = list(members)
-        while waiting:
-            wave = self.admission.admit(waiting)
-            for member, outcome in zip(wave, self.run_wave(wave), strict=True):
-                if isinstance(outcome, NonFiniteError):
-                    raise outcome
-                results[member] = outcome
-            waiting = [member for member in waiting if member not in results]
+        waiting, flights = list(members), deque[Flight]()
+        try:
+            while waiting or flights:
+                wave = self.admission.admit(waiting) if waiting and len(flights) < self.waves_in_flight else []
+                if wave:
+                    flights.append(self.launch(wave))
+                    launched = set(wave)
+                    waiting = [member for member in waiting if member not in launched]
+                elif flights:
+                    results |= self._landed(flights.popleft())
+                else:
+                    raise EngineFault("no wave can be formed although none is in flight: pages have leaked")
+        finally:
+            for flight in flights:
+                self.finish(flight)
         return [results[member] for member in members]
+
+    @property
+    def waves_in_flight(self) -> int:
+        """Waves that may be launched before the first is finished: on a GPU a second one hides its host work.
+
+        A ledger is read from static buffers that the next wave overwrites, so it allows one.
+        """
+        return 2 if self.parts.device.type == "cuda" and not self.config.record_ledger else 1
+
+    def _landed(self, flight: Flight) -> dict[Member, Result]:
+        landed: dict[Member, Result] = {}
+        for member, outcome in zip(flight.members, self.finish(flight), strict=True):
+            if isinstance(outcome, NonFiniteError):
+                raise outcome
+            landed[member] = outcome
+        return landed
 
     def run_wave(self, members: list[Member]) -> list[Outcome]:
         """Launch an admitted wave and wait for its outcomes, in the members' order."""

@@ -45,7 +45,6 @@ class Scheduler:
         self._waiting: list[Ticket] = []
         self._running: list[Ticket] = []
         self._flights: deque[tuple[list[Ticket], Flight]] = deque()
-        self._depth = 2 if engine.parts.device.type == "cuda" and not engine.config.record_ledger else 1
         self._calls: list[Callable[[], None]] = []
         self._state = threading.Condition()
         self._stopping = False
@@ -161,7 +160,7 @@ class Scheduler:
             wave = self._admit() if not calls else []
         if wave:
             self._flights.append((wave, self.engine.launch([ticket.member for ticket in wave])))
-        while self._flights and (calls or not wave or len(self._flights) == self._depth):
+        while self._flights and (calls or not wave or len(self._flights) == self.engine.waves_in_flight):
             self._land(*self._flights.popleft())
         for call in calls:
             call()
