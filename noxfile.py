@@ -21,7 +21,7 @@ _ENV = {
     "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     "PYTHONPATH": os.pathsep.join(
         [str(_ROOT / "engine"), str(_ROOT / "harness"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    ),
 }
 
 

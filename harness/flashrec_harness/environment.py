@@ -130,9 +130,7 @@ def collect(
         tier_hard["model"] = model_digest(model_path)
     if sid_vocab_file is not None:
         tier_hard["catalog"] = content_digest(sid_vocab_file)
-    soft = {
-        name: _version(name) for name in ("torch", "triton", "flashinfer-python", "transformers", "numpy")
-    }
+    soft = {name: _version(name) for name in ("torch", "triton", "flashinfer-python", "transformers", "numpy")}
     soft |= {"driver": gpu.driver if gpu else None, "python": platform.python_version()}
     info = {
         "platform": platform.platform(),

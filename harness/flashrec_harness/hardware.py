@@ -173,8 +173,4 @@ def foreign_processes() -> list[str]:
     if gpu is None:
         return []
     rows = _nvidia_smi("--query-compute-apps=gpu_uuid,pid,process_name")
-    return [
-        f"{row[1]} {row[2]}"
-        for row in rows
-        if len(row) == 3 and row[0] == gpu.uuid and row[1] != str(os.getpid())
-    ]
+    return [f"{row[1]} {row[2]}" for row in rows if len(row) == 3 and row[0] == gpu.uuid and row[1] != str(os.getpid())]

@@ -74,9 +74,7 @@ def _answer(send: Send, index: int, due: float, start: float, clock: Clock) -> A
     return Answer(index, due, clock() - start)
 
 
-def closed_loop(
-    send: Send, requests: int, concurrency: int, *, clock: Clock = time.perf_counter
-) -> LoadResult:
+def closed_loop(send: Send, requests: int, concurrency: int, *, clock: Clock = time.perf_counter) -> LoadResult:
     """``concurrency`` clients, each sending its next request when the last one is answered."""
     lock, upcoming = threading.Lock(), iter(range(requests))
     answers: list[Answer] = []

@@ -9,9 +9,7 @@ import typer
 
 ModelPath = Annotated[
     Path | None,
-    typer.Option(
-        "--model-path", help="Checkpoint directory. Default: the bundled tiny shop.", show_default=False
-    ),
+    typer.Option("--model-path", help="Checkpoint directory. Default: the bundled tiny shop.", show_default=False),
 ]
 SidVocabFile = Annotated[
     Path | None,
@@ -21,24 +19,18 @@ SidVocabFile = Annotated[
         show_default=False,
     ),
 ]
-Sid = Annotated[
-    str | None, typer.Option("--sid", help="Layout START:END/SIZE,SIZE,... where it cannot be inferred.")
-]
+Sid = Annotated[str | None, typer.Option("--sid", help="Layout START:END/SIZE,SIZE,... where it cannot be inferred.")]
 Sequences = Annotated[
     Path | None,
     typer.Option("--sequences", help="CSV of held-out histories. Default: the checkpoint's test.csv."),
 ]
-Url = Annotated[
-    str | None, typer.Option("--url", help="Judge a running server: ours, SGLang, or OpenAI-compatible.")
-]
+Url = Annotated[str | None, typer.Option("--url", help="Judge a running server: ours, SGLang, or OpenAI-compatible.")]
 Quick = Annotated[bool, typer.Option("--quick", help="The short form: fewer cases, same rules.")]
 RequireGpu = Annotated[
     bool, typer.Option("--require-gpu", envvar="FLASHREC_REQUIRE_GPU", help="A missing GPU is a failure.")
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the suites' random choices.")]
-Strict = Annotated[
-    bool, typer.Option("--strict", "--strict-harness", help="What is not run counts as a failure.")
-]
+Strict = Annotated[bool, typer.Option("--strict", "--strict-harness", help="What is not run counts as a failure.")]
 ReportsDir = Annotated[
     Path,
     typer.Option("--reports-dir", envvar="FLASHREC_REPORTS_DIR", help="Reports go to DIR/<run-id>/<suite>/."),

@@ -40,9 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("FLASHREC_REQUIRE_GPU") == "1",
         help="missing GPU fails instead of skipping; a session in which no GPU test ran fails",
     )
-    group.addoption(
-        "--strict-harness", action="store_true", help="a harness check that is not run fails its test"
-    )
+    group.addoption("--strict-harness", action="store_true", help="a harness check that is not run fails its test")
     group.addoption("--model-path", type=Path, help="checkpoint to judge (default: the bundled tiny shop)")
     group.addoption("--sid-vocab-file", type=Path, help="catalog (default: the one beside the checkpoint)")
     group.addoption("--sid", help="semantic-ID layout START:END/SIZE,SIZE,... where it cannot be inferred")

@@ -131,6 +131,7 @@ def _exclusive(lock: Path) -> Iterator[None]:
 
 def _create(home: Path, python: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
+    print(f"installing SGLang for a CPU in {home} (once; a minute or two)", file=sys.stderr)
     began = time.monotonic()
     _run([sys.executable, "-m", "venv", str(home)], "make its environment")
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -119,6 +119,9 @@ def test_golden_digests_name_the_probe_and_the_step(
     assert differing.outcome is Outcome.INCONCLUSIVE
     assert "default: step 0" in differing.reason
     body = json.loads(kept.read_text())
+    kept.write_text(json.dumps({**body, "made_with": {**body["made_with"], "torch": "1.0"}}))
+    assert golden.against_stored(new, directory).reason == "made with other software: torch"
+    assert golden.against_stored(same, directory).outcome is Outcome.PASS
     kept.write_text(json.dumps({**body, "inputs": {**body["inputs"], "catalog": "another"}}))
     refused = golden.against_stored(same, directory)
     assert (refused.outcome, refused.reason) == (Outcome.NOT_RUN, "other inputs: catalog")

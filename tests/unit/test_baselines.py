@@ -137,7 +137,7 @@ def test_update_refuses_a_wider_band_unless_accepted(tmp_path: Path) -> None:
     assert path.read_text() == before
     changes = baselines.update(path, baseline(6.0), commit=COMMIT, reason="noisier", accept_wider=True)
     assert [entry["reason"] for entry in baselines.load(path).history] == ["first", "noisier"]
-    assert changes[1].startswith("n=50 throughput: 100.2 -> 100.")
+    assert changes[1].startswith("n=50 throughput: 100.2 -> 100")
 
 
 @given(st.lists(st.lists(st.floats(1e-3, 1e7), min_size=2, max_size=4), min_size=3, max_size=4))

@@ -136,9 +136,10 @@ def against_stored(current: Golden, directory: Path = DIRECTORY) -> Check:
         f"{len(rows)} of {len(current.probes)} probes changed a bit since {stored.commit}",
         rows=[dict(row) for row in rows],
     )
-    if rows:
-        other = f"; other software: {', '.join(software)}" if software else ""
-        check.reason = f"{rows[0]['probe']}: {rows[0]['where']}{other}; keep the new digests if this is meant"
+    if rows and software:
+        check.outcome, check.reason = Outcome.NOT_RUN, f"made with other software: {', '.join(software)}"
+    elif rows:
+        check.reason = f"{rows[0]['probe']}: {rows[0]['where']}; keep the new digests if this is meant"
     return check
 
 

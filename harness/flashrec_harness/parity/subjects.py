@@ -47,8 +47,11 @@ class EngineSubject:
         answers: dict[int, RankedList] = {}
         for key, indices in groups.items():
             engine = self.engine(key)
-            results = engine.generate([self.request(cases[index]) for index in indices])
-            answers.update((i, _ranked(result.beams)) for i, result in zip(indices, results, strict=True))
+            try:
+                results = engine.generate([self.request(cases[index]) for index in indices])
+                answers.update((i, _ranked(result.beams)) for i, result in zip(indices, results, strict=True))
+            finally:
+                engine.close()
         return [answers[index] for index in range(len(cases))]
 
     def engine(self, key: EngineKey, **config: Any) -> Engine:

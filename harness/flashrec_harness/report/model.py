@@ -75,6 +75,7 @@ def to_json(report: RunReport) -> bytes:
     """``results.json``: sorted keys, indented, so that two runs can be compared as text."""
     body: dict[str, Any] = asdict(report)
     body |= {"schema": SCHEMA, "outcome": report.outcome, "headline": report.headline}
+    body["order"] = list(report.suites)
     return orjson.dumps(
         body,
         default=_plain,
@@ -109,7 +110,7 @@ def from_json(data: bytes) -> RunReport:
         environment=Environment(
             Commit(**environment["commit"]), environment["hard"], environment["soft"], environment["info"]
         ),
-        suites={name: [_check(entry) for entry in checks] for name, checks in body["suites"].items()},
+        suites={name: [_check(entry) for entry in body["suites"][name]] for name in body["order"]},
         lines=[_check(entry) for entry in body["lines"]],
     )
 
