@@ -21,11 +21,11 @@ CASE = SearchCase(name="case", prompt=(1,), n=4, beam_width=4, max_tokens=1)
 LIST: RankedList = tuple(Hypothesis((token,), -0.1 * token, -0.1 * token) for token in (1, 2, 3, 4))
 
 
-def near_tie(_case: SearchCase, _ranked: RankedList) -> Explanation:
+def near_tie(_case: SearchCase, _ranked: RankedList, _band: float) -> Explanation:
     return Explanation(True, 1e-6)
 
 
-def no_tie(_case: SearchCase, _ranked: RankedList) -> Explanation:
+def no_tie(_case: SearchCase, _ranked: RankedList, _band: float) -> Explanation:
     return Explanation(False, 0.0, "no search returns it")
 
 

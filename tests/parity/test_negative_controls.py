@@ -34,7 +34,7 @@ def judge(edge: Ground, oracle: Oracle, cases: Sequence[SearchCase], corrupt: Co
     if corrupt is not None:
         spoilt = max(range(len(ours)), key=lambda index: len(ours[index]))
         ours[spoilt] = corrupt(ours[spoilt])
-    return Comparison.of("control", cases, ours, oracle.search(cases), lambda c, o: explain(oracle, c, o, 5e-5))
+    return Comparison.of("control", cases, ours, oracle.search(cases), lambda *list_: explain(oracle, *list_))
 
 
 def searches(edge: Ground, space: ScoreSpace, **fields: Any) -> list[SearchCase]:

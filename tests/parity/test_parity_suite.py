@@ -8,7 +8,8 @@ import pytest
 
 from flashrec.request import ScoreSpace
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
-from flashrec_harness.parity import plan, run
+from flashrec_harness.parity import ground, plan, run
+from flashrec_harness.parity.cases import catalog_cases
 from flashrec_harness.parity.ground import CATALOG, Ground, context_ground
 from flashrec_harness.parity.plan import FULL, QUICK, Group, Reference, Sizes
 from flashrec_harness.references.types import Tokens
@@ -107,3 +108,22 @@ def test_the_edge_catalogs_have_the_shapes_they_are_named_for(edge: Ground) -> N
     assert all(len(chains.children(tokens[:level])) == 1 for tokens in items for level in (1, 2, 3))
     assert len(catalogs["fewer than n"].sids) == 5
     assert len(catalogs["a single item"].sids) == 1
+
+
+def test_a_catalog_too_large_for_the_references_is_left_out_and_said_to_be(
+    model_context: SuiteContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ground, "_LARGEST_CATALOG", 10)
+    without = context_ground(model_context)
+    assert without.catalogs == {}
+    assert "up to 10" in without.left_out
+    groups = plan.checkpoint_groups(without, QUICK, 0, likely)
+    assert {case.catalog for group in groups for case in group.cases} == {None}
+
+
+def test_filters_are_no_longer_than_a_client_would_send(edge: Ground) -> None:
+    known = edge.catalogs["3 levels"]
+    huge = replace(edge, catalogs={"huge": replace(known, sids=known.sids * 100)})
+    for case in catalog_cases(huge, ScoreSpace.SID, 6, 0, catalog="huge", filtered=True):
+        assert len(case.exclude) <= 2000
+        assert case.allow is None or len(case.allow) <= 2000

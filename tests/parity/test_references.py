@@ -25,7 +25,7 @@ def test_the_oracle_knows_transformers_rules_for_stop_tokens(
 ) -> None:
     cases = stop_cases(edge, 40, seed=7)
     ours, theirs = edge_oracle.search(cases), edge_transformers.search(cases)
-    assert_agree(Comparison.of("oracle", cases, ours, theirs, lambda c, o: explain(edge_oracle, c, o, 5e-5)))
+    assert_agree(Comparison.of("oracle", cases, ours, theirs, lambda *list_: explain(edge_oracle, *list_)))
     answered = zip(cases, theirs, strict=True)
     ended = [case for case, ranked in answered if any(len(h.token_ids) < case.max_tokens for h in ranked)]
     assert len(ended) >= 15, "stop tokens were hardly ever reached"
@@ -42,7 +42,7 @@ def test_the_oracle_masks_as_transformers_does(
         for case in catalog_cases(edge, space, 2, 5, catalog=catalog, filtered=True, score_end=score_end)
     ]
     ours, theirs = edge_oracle.search(cases), edge_transformers.search(cases)
-    assert_agree(Comparison.of("oracle", cases, ours, theirs, lambda c, o: explain(edge_oracle, c, o, 5e-5)))
+    assert_agree(Comparison.of("oracle", cases, ours, theirs, lambda *list_: explain(edge_oracle, *list_)))
 
 
 def test_float64_logits_are_those_of_the_plain_model_to_float32_precision(edge: Ground) -> None:

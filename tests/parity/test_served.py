@@ -12,7 +12,8 @@ from flashrec_harness.outcome import Outcome
 from flashrec_harness.parity.cases import catalog_cases, for_sglang
 from flashrec_harness.parity.comparison import Comparison
 from flashrec_harness.parity.ground import Ground
-from flashrec_harness.parity.subjects import EngineSubject, HttpSubject
+from flashrec_harness.parity.served import FlashRecSubject, served_subject
+from flashrec_harness.parity.subjects import EngineSubject
 from flashrec_harness.references.types import SearchCase
 from flashrec_harness.servers import flashrec_server
 
@@ -20,14 +21,15 @@ CATALOG = "3 levels"
 
 
 @pytest.fixture(scope="module")
-def served(edge: Ground, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpSubject]:
+def served(edge: Ground, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FlashRecSubject]:
     with flashrec_server(
         edge.model_path,
         sid_vocab_file=edge.catalogs[CATALOG].path,
         arguments=("--dtype", "float32", "--device", "cpu"),
         log_dir=tmp_path_factory.mktemp("flashrec"),
     ) as server:
-        subject = HttpSubject(server.url)
+        subject = served_subject(server.url)
+        assert isinstance(subject, FlashRecSubject)
         yield subject
         subject.close()
 
@@ -45,7 +47,7 @@ def searches(edge: Ground) -> list[SearchCase]:
     return [*within, *for_sglang(free)]
 
 
-def test_the_server_answers_as_the_engine_does(edge: Ground, served: HttpSubject) -> None:
+def test_the_server_answers_as_the_engine_does(edge: Ground, served: FlashRecSubject) -> None:
     cases = searches(edge)
     assert [case.name for case in cases if served.refusal(case)] == []
     assert (served.name, served.dtype) == ("flashrec", "float32")
@@ -55,7 +57,7 @@ def test_the_server_answers_as_the_engine_does(edge: Ground, served: HttpSubject
     assert comparison.worst_score_error == 0.0, "the API changed a score's bits"
 
 
-def test_what_generate_cannot_be_asked_is_refused_beforehand(edge: Ground, served: HttpSubject) -> None:
+def test_what_generate_cannot_be_asked_is_refused_beforehand(edge: Ground, served: FlashRecSubject) -> None:
     (free,) = [case for case in searches(edge) if case.name == "free-4"]
     assert "SGLang's rules" in served.refusal(replace(free, semantics="transformers"))
     (scored,) = catalog_cases(edge, ScoreSpace.SID, 1, 1, catalog=CATALOG, score_end=True)

@@ -215,7 +215,7 @@ class Engine:
             torch.cuda.empty_cache()
 
     def stats(self) -> dict[str, Any]:
-        """Counters, cache and pool state, buckets used and the kernels that run."""
+        """Counters, cache and pool state, buckets used, and the device, compute type and kernels that run."""
         cache, pool = self.parts.cache, self.parts.pool
         return {
             **asdict(self.counters),
@@ -227,6 +227,8 @@ class Engine:
             "graphs": self.stage.captured,
             "graph_replays": self.stage.graph_replays,
             "eager_waves": self.stage.eager_waves,
+            "device": str(self.parts.device),
+            "dtype": str(self.config.compute_dtype).removeprefix("torch."),
             "kernels": self.parts.ops.chosen,
             "attention": self.parts.attention.name,
         }

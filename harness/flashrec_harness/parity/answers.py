@@ -11,10 +11,9 @@ from pathlib import Path
 import httpx
 
 from flashrec_harness.outcome import Outcome
-from flashrec_harness.parity.compare import Explain, Tolerance
 from flashrec_harness.parity.ground import Ground
 from flashrec_harness.references.logits import Float64Logits, float64_shortage
-from flashrec_harness.references.oracle import Oracle, explain
+from flashrec_harness.references.oracle import Oracle
 from flashrec_harness.references.sglang_http import SglangReference, trie_file_content
 from flashrec_harness.references.types import RankedList, SearchCase, Searcher
 from flashrec_harness.servers import ServerStartError
@@ -48,7 +47,7 @@ class Answers:
 
     def absence(self, cases: Sequence[SearchCase]) -> Absence | None:
         """Why the first unanswered one of ``cases`` has no answer; ``None`` if all have one."""
-        missing = (case.search_key for case in cases if case.search_key not in self._lists)
+        missing = (case.search_key for case in cases if case not in self)
         return next((self._absences[key] for key in missing), None)
 
     def lists(self, cases: Sequence[SearchCase]) -> list[RankedList]:
@@ -89,8 +88,8 @@ def ask_sglang(ground: Ground, cases: Sequence[SearchCase], out_dir: Path) -> An
     return answers
 
 
-def ask_oracle(ground: Ground, cases: Sequence[SearchCase]) -> tuple[Answers, Explain | None]:
-    """The float64 oracle's lists, and its judgement of near-ties, if its weights fit into memory."""
+def ask_oracle(ground: Ground, cases: Sequence[SearchCase]) -> tuple[Answers, Oracle | None]:
+    """The float64 oracle's lists, and the oracle itself for near-ties, if its weights fit into memory."""
     answers = Answers()
     shortage = float64_shortage(ground.model_path)
     if shortage:
@@ -98,7 +97,7 @@ def ask_oracle(ground: Ground, cases: Sequence[SearchCase]) -> tuple[Answers, Ex
         return answers, None
     oracle = Oracle(Float64Logits(ground.model_path), ground.grammar_of)
     answers.ask(oracle, cases)
-    return answers, lambda case, observed: explain(oracle, case, observed, Tolerance().tie_gap)
+    return answers, oracle
 
 
 def _ask_server(answers: Answers, url: str, ground: Ground, cases: Sequence[SearchCase]) -> None:

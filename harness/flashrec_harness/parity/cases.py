@@ -7,13 +7,14 @@ from dataclasses import replace
 from random import Random
 
 from flashrec.request import ScoreSpace
-from flashrec_harness.parity.ground import CATALOG, Ground
+from flashrec_harness.parity.ground import CATALOG, CatalogGround, Ground
 from flashrec_harness.references.types import SearchCase, Tokens
 
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 10, 16, 20, 32, 48, 64)
 STEPS = (1, 2, 3, 4, 5, 6)
 _STOP_COUNTS = (3, 30, 12, 20, 40)
-_STOP_PENALTIES = (0.0, 1.0, -1.0, 0.5)
+_STOP_PENALTIES = (0.0, 1.0, 0.5)
+_FILTERED_SIDS = 2000
 _PENALTIES = (1.0, 1.0, 0.0, 0.5, 2.0)
 
 LikelyTokens = Callable[[Tokens, int], Tokens]
@@ -103,9 +104,9 @@ def catalog_cases(
         exclude: tuple[Tokens, ...] = ()
         allow: tuple[Tokens, ...] | None = None
         if filtered and index % 3 == 1:
-            exclude = tuple(random.sample(known.sids, max(1, len(known.sids) // 2)))
+            exclude = tuple(random.sample(known.sids, _filter_size(known, 2)))
         elif filtered and index % 3 == 2:
-            allow = tuple(random.sample(known.sids, max(1, len(known.sids) // 4)))
+            allow = tuple(random.sample(known.sids, _filter_size(known, 4)))
         cases.append(
             SearchCase(
                 name=f"{catalog}-{space}{'-end' if score_end else ''}-{index}".replace(" ", "-"),
@@ -123,3 +124,8 @@ def catalog_cases(
             )
         )
     return cases
+
+
+def _filter_size(catalog: CatalogGround, share: int) -> int:
+    """One in ``share`` of a small catalog; of a large one, as many as a client would send."""
+    return min(_FILTERED_SIDS, max(1, len(catalog.sids) // share))

@@ -10,8 +10,8 @@ from enum import StrEnum
 from flashrec_harness.references.oracle import Explanation
 from flashrec_harness.references.types import Hypothesis, RankedList, SearchCase
 
-Explain = Callable[[SearchCase, RankedList], Explanation]
-"""Says whether a list is one that the float64 search could return, were its near-ties to fall otherwise."""
+Explain = Callable[[SearchCase, RankedList, float], Explanation]
+"""Says whether a list is one that the float64 search could return, were gaps below the band to fall otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def compare_lists(
     where = first_difference(ours, theirs)
     if explain is None:
         return ListVerdict(case, ours, theirs, Agreement.UNDECIDED, error, reason=where)
-    explained = [explain(case, ours), explain(case, theirs)]
+    explained = [explain(case, ranked, tolerance.tie_gap) for ranked in (ours, theirs)]
     gap = max(explanation.gap for explanation in explained)
     faults = [
         f"{who}: {explanation.reason}"

@@ -106,7 +106,7 @@ class Comparison:
             f"{count} lists, {hypotheses} hypotheses, n {self._range('n')}, {self._range('max_tokens')} tokens"
             f"{self._stops()}: "
             f"{named}{tie}; worst score difference {self.worst_score_error:.2g}"
-            f" of {self.tolerance.score:g}{unseen}"
+            f" ({self.tolerance.score:g} allowed){unseen}"
         )
 
     def by_width(self) -> list[dict[str, Any]]:

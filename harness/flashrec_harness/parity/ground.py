@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,10 @@ from flashrec_harness.references.types import SearchCase, Tokens
 CATALOG = "catalog"
 """Key of the catalog that the judged checkpoint is served with."""
 
+_LARGEST_CATALOG = 500_000
+"""Semantic IDs that the references still hold as Python sets: about 1 GB and two seconds per filter."""
+
+_GRAMMARS_KEPT = 16
 _RANDOM_PROMPTS = 32
 _RANDOM_PROMPT_TOKENS = 48
 
@@ -44,7 +49,7 @@ class CatalogGround:
 
 @dataclass(frozen=True)
 class Ground:
-    """One checkpoint and everything that is searched on it."""
+    """One checkpoint and everything that is searched on it. ``left_out`` says what cannot be, and why."""
 
     name: str
     model_path: Path
@@ -52,7 +57,8 @@ class Ground:
     prompts: tuple[Tokens, ...]
     eos: Tokens
     sid: str | None = None
-    _grammars: dict[tuple[object, ...], Grammar] = field(default_factory=dict, repr=False, compare=False)
+    left_out: str = ""
+    _grammars: OrderedDict[tuple[object, ...], Grammar] = field(default_factory=OrderedDict, repr=False, compare=False)
 
     def grammar_of(self, case: SearchCase) -> Grammar:
         """The grammar of a catalog case; built once for all cases with the same catalog and filters."""
@@ -60,6 +66,8 @@ class Ground:
         key = (case.catalog, case.exclude, case.allow, case.score_end)
         if key not in self._grammars:
             self._grammars[key] = self.catalogs[case.catalog].grammar(case)
+            if len(self._grammars) > _GRAMMARS_KEPT:
+                self._grammars.popitem(last=False)
         return self._grammars[key]
 
     def whole_grammars(self) -> dict[str, Grammar]:
@@ -80,7 +88,10 @@ def context_ground(context: SuiteContext) -> Ground:
     """
     material = load_material(context)
     catalogs: dict[str, CatalogGround] = {}
-    if material.catalog is not None and material.layout is not None:
+    left_out = ""
+    if material.catalog is not None and material.catalog.num_sids > _LARGEST_CATALOG:
+        left_out = f"{material.catalog.num_sids:,} semantic IDs; the references hold up to {_LARGEST_CATALOG:,}"
+    elif material.catalog is not None and material.layout is not None:
         sids = tuple(tuple(int(code) for code in row) for row in material.catalog.sids)
         catalogs[CATALOG] = CatalogGround(material.catalog.path, sids, sid_vocabulary(material.layout))
     if catalogs and material.sequences.is_file():
@@ -94,6 +105,7 @@ def context_ground(context: SuiteContext) -> Ground:
         prompts=tuple(prompts),
         eos=checkpoint_eos(context.model_path, material.tokenizer),
         sid=context.sid,
+        left_out=left_out,
     )
 
 
