@@ -44,6 +44,7 @@ class ShopConfig:
     taste_log_weight: float = 0.5
     department_shares: tuple[float, ...] = (1.0,)
     companion_shares: tuple[float, float] = (0.9, 0.1)
+    onward_shares: tuple[float, ...] = (0.7, 0.3)
 
 
 class Shop:
@@ -113,12 +114,12 @@ class Shop:
         return out
 
     def _interest_steps(self, rng: np.random.Generator) -> Floats:
-        """``[interests, interests]`` transition matrix: stay, or move on to one of two others."""
+        """``[interests, interests]`` transition matrix: stay, or move on to one of a few others."""
         c = self.config
         out = np.eye(c.interests) * c.stay
         for interest in range(c.interests):
-            others = rng.permutation(np.delete(np.arange(c.interests), interest))[:2]
-            out[interest, others] += (1 - c.stay) * np.array([0.7, 0.3])
+            others = rng.permutation(np.delete(np.arange(c.interests), interest))
+            out[interest, others[: len(c.onward_shares)]] += (1 - c.stay) * np.array(c.onward_shares)
         return out
 
     def _name_items(self, rng: np.random.Generator, series_department: Ints) -> tuple[dict[str, int], dict[str, str]]:
