@@ -61,7 +61,7 @@ def rewrite(server: Running) -> None:
     def fresh(match: re.Match[str]) -> str:
         body = re.search(r"-d '(.*)'", match["rest"], re.S)
         answer = ask(server, match["path"], json.loads(body[1]) if body else None)
-        text = json.dumps(answer, indent=2, ensure_ascii=False).replace(str(Path.cwd()), "/srv/flashrec")
+        text = json.dumps(answer, indent=2, ensure_ascii=False).replace(str(Path.cwd()), "/var/lib/flashrec")
         text = re.sub(r"\[\s+((?:-?[\d.]+,?\s*)+)\]", lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
         return match[0].replace(f"```json\n{match['answer']}\n```", f"```json\n{text}\n```")
 

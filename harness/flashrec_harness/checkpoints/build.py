@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -31,7 +30,7 @@ from flashrec_harness.checkpoints.sequences import (
     write_histories,
 )
 from flashrec_harness.checkpoints.tokenizer import CHAT_END, PAD, build_tokenizer, save_tokenizer
-from flashrec_harness.checkpoints.training import STATE_FILE, TrainingConfig, train
+from flashrec_harness.checkpoints.training import STATE_FILE, Log, TrainingConfig, train
 from flashrec_harness.prompts import TEMPLATE_TEXTS, PromptBuilder
 
 EVALUATION_BEAMS = 50
@@ -73,7 +72,7 @@ def make_checkpoint(
     assert_no_leak(training, held_out)
     builder, layout = _prepare_tokenizer(catalog, out, config)
     rows = [encode_rows(history.items, builder) for history in training if len(history.items) > 1]
-    model, losses, seconds = _train(builder, layout, catalog, rows, out, config, seed, console)
+    model, log = _train(builder, layout, catalog, rows, out, config, seed, console)
     write_model(model, out, eos_token_id=builder.tokenizer.convert_tokens_to_ids(CHAT_END))
     write_catalog(catalog, out / "catalog.json")
     write_items(catalog, layout, out / "items.tsv")
@@ -86,10 +85,10 @@ def make_checkpoint(
         "training": {
             "sequences": len(rows),
             "items": sum(map(len, rows)),
-            "seconds": round(seconds, 1),
+            "seconds": round(log.seconds, 1),
             "device": f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}",
             "date": date.today().isoformat(),
-            "final_loss": round(float(np.mean(losses[-50:])), 4),
+            "final_loss": round(float(np.mean(log.losses[-50:])), 4),
         },
     }
     if held_out:
@@ -150,14 +149,13 @@ def _train(
     config: CheckpointConfig,
     seed: int,
     console: Console,
-) -> tuple[Any, list[float], float]:
-    """The trained model with weights rounded to bf16 (held in float32), its losses, and the seconds taken."""
+) -> tuple[Any, Log]:
+    """The trained model with weights rounded to bf16 (held in float32), and its losses."""
     maker = example_maker(builder, layout, catalog, config.training.max_history)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = Qwen3ForCausalLM(config.model.qwen3(len(builder.tokenizer)))
-    started = time.perf_counter()
-    losses = train(
+    log = train(
         model,
         rows,
         maker,
@@ -167,8 +165,7 @@ def _train(
         fingerprint=_fingerprint(catalog, rows, config, seed),
         console=console,
     )
-    seconds = time.perf_counter() - started
-    return model.to(torch.bfloat16).to(torch.float32), losses, seconds
+    return model.to(torch.bfloat16).to(torch.float32), log
 
 
 def example_maker(builder: PromptBuilder, layout: SidLayout, catalog: Catalog, max_history: int) -> ExampleMaker:

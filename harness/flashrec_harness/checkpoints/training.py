@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ class TrainingConfig:
 STATE_FILE = "training_state.pt"
 
 
+@dataclass(slots=True)
+class Log:
+    """The loss of every step so far, in nats per token, and the seconds they took, interruptions left out."""
+
+    losses: list[float]
+    seconds: float = 0.0
+
+
 def train(
     model: Any,
     sequences: Sequence[Ints],
@@ -49,8 +58,8 @@ def train(
     fingerprint: str,
     console: Console,
     stop_after: int | None = None,
-) -> list[float]:
-    """Train ``model`` (a ``Qwen3ForCausalLM``, float32) in place; returns the loss of every step.
+) -> Log:
+    """Train ``model`` (a ``Qwen3ForCausalLM``, float32) in place.
 
     The state is saved to ``out/training_state.pt`` every ``save_every`` steps. A run that finds a state resumes
     from it and ends with the same bits as one that was never stopped: batches and dropout masks depend on
@@ -59,24 +68,26 @@ def train(
     """
     optimizer = torch.optim.AdamW(_groups(model, config.weight_decay), lr=config.learning_rate, betas=(0.9, 0.98))
     state = out / STATE_FILE
-    losses = _restore(state, model, optimizer, fingerprint)
-    batches = itertools.islice(_batches(sequences, maker, config, seed), len(losses), None)
+    log = _restore(state, model, optimizer, fingerprint)
+    batches = itertools.islice(_batches(sequences, maker, config, seed), len(log.losses), None)
     handles = _add_dropout(model, config.dropout)
     model.train()
     with torch.random.fork_rng(devices=[]), _progress(console) as progress:
-        bar = progress.add_task("training", total=config.steps, completed=len(losses), loss=float("nan"))
-        for step in range(len(losses), config.steps if stop_after is None else stop_after):
+        bar = progress.add_task("training", total=config.steps, completed=len(log.losses), loss=float("nan"))
+        for step in range(len(log.losses), config.steps if stop_after is None else stop_after):
+            started = time.perf_counter()
             torch.manual_seed(seed * 1_000_003 + step)
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * schedule(step, config)
-            losses.append(_step(model, optimizer, next(batches), config.label_smoothing))
-            progress.update(bar, advance=1, loss=sum(losses[-50:]) / len(losses[-50:]))
+            log.losses.append(_step(model, optimizer, next(batches), config.label_smoothing))
+            log.seconds += time.perf_counter() - started
+            progress.update(bar, advance=1, loss=sum(log.losses[-50:]) / len(log.losses[-50:]))
             if (step + 1) % config.save_every == 0 or step + 1 == stop_after:
-                _save(state, model, optimizer, fingerprint, losses)
+                _save(state, model, optimizer, fingerprint, log)
     for handle in handles:
         handle.remove()
     model.eval()
-    return losses
+    return log
 
 
 def schedule(step: int, config: TrainingConfig) -> float:
@@ -137,29 +148,26 @@ def _add_dropout(model: Any, rate: float) -> list[Any]:
     return [place.register_forward_hook(drop) for place in places]
 
 
-def _restore(path: Path, model: Any, optimizer: torch.optim.Optimizer, fingerprint: str) -> list[float]:
+def _restore(path: Path, model: Any, optimizer: torch.optim.Optimizer, fingerprint: str) -> Log:
     if not path.exists():
-        return []
+        return Log([])
     state = torch.load(path, weights_only=True)
     if state["fingerprint"] != fingerprint:
         raise CheckpointError(f"{path}: from other data or settings; delete it, or choose another --out")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    losses: list[float] = state["losses"]
-    return losses
+    return Log(state["losses"], state["seconds"])
 
 
-def _save(path: Path, model: Any, optimizer: torch.optim.Optimizer, fingerprint: str, losses: list[float]) -> None:
+def _save(path: Path, model: Any, optimizer: torch.optim.Optimizer, fingerprint: str, log: Log) -> None:
     temporary = path.with_suffix(".tmp")
-    torch.save(
-        {
-            "fingerprint": fingerprint,
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "losses": losses,
-        },
-        temporary,
-    )
+    state = {
+        "fingerprint": fingerprint,
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        **asdict(log),
+    }
+    torch.save(state, temporary)
     os.replace(temporary, path)
 
 
