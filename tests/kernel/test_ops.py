@@ -8,6 +8,7 @@ import torch
 from flashrec.errors import ConfigError
 from flashrec.kernels import ops
 from flashrec.kernels._triton import TritonMode
+from flashrec.kernels.linear import pad_fp8_rows
 from flashrec.kernels.registry import REGISTRY
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -60,3 +61,15 @@ def test_a_gpu_runs_triton_and_libraries() -> None:
     assert chosen["add_rms_norm_quant"] == "triton"
     assert chosen["linear_fp8"] == "torch._scaled_mm"
     assert chosen["linear_fp8_decode"] == "triton"
+
+
+@pytest.mark.parametrize(("rows", "padded"), [(1, 16), (7, 16), (8, 16), (16, 16), (17, 32), (24, 24), (303, 304)])
+def test_rows_for_scaled_mm_are_padded_with_zeros(rows: int, padded: int) -> None:
+    codes = torch.randint(0, 120, (rows, 32), dtype=torch.uint8).view(torch.float8_e4m3fn)
+    scale = torch.rand(rows, 1) + 0.5
+    wide, wide_scale = pad_fp8_rows(codes, scale)
+    assert wide.shape == (padded, 32)
+    assert wide_scale.shape == (padded, 1)
+    assert torch.equal(wide[:rows].view(torch.uint8), codes.view(torch.uint8))
+    assert not wide[rows:].view(torch.uint8).any()
+    assert torch.equal(wide_scale[:rows], scale)
