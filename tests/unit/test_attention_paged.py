@@ -83,15 +83,20 @@ class Lab:
         width = max(map(len, self.pages)) + 1
         return torch.tensor([[*pages, *[0] * (width - len(pages))] for pages in self.pages], dtype=torch.int32)
 
-    def meta(self, parts: Sequence[Prompt], rows: Sequence[int] | None = None) -> PrefillMeta:
-        """A pass that computes ``parts``; ``rows`` are the prompts that they belong to."""
+    def meta(
+        self, parts: Sequence[Prompt], rows: Sequence[int] | None = None, ending: Sequence[bool] | None = None
+    ) -> PrefillMeta:
+        """A pass that computes ``parts``; ``rows`` are the prompts that they belong to; all or some are ``ending``."""
         owners = range(len(parts)) if rows is None else rows
         positions = [np.arange(part.cached, part.length, dtype=np.int32) for part in parts]
+        lengths = [part.length - part.cached for part in parts]
+        last = np.cumsum(lengths) - 1
         return PrefillMeta(
-            query_lens=[part.length - part.cached for part in parts],
+            query_lens=lengths,
             kv_lens=[part.length for part in parts],
             pages=[self.pages[owner] for owner in owners],
             positions=np.concatenate(positions),
+            ends=last if ending is None else last[list(ending)],
         )
 
     def prefill(self, meta: PrefillMeta, q: torch.Tensor, layer: int = 0) -> torch.Tensor:
@@ -182,6 +187,26 @@ def test_static_prefill_forgets_the_pass_before() -> None:
         q[:count] = lab.queries(count)
         static.plan(meta)
         assert torch.equal(static.attend(q, 1)[:count], lab.prefill(meta, q[:count], 1))
+
+
+@given(prompts(), HEADS, PAGE_SIZES, st.data())
+def test_the_ends_alone_have_the_bits_they_have_among_all(
+    wave: list[Prompt], heads: tuple[int, int], page_size: int, data: st.DataObject
+) -> None:
+    lab = Lab(wave, heads, page_size)
+    ending = data.draw(st.lists(st.booleans(), min_size=len(wave), max_size=len(wave)))
+    meta = lab.meta(wave, ending=ending)
+    q = lab.queries(sum(meta.query_lens))
+    rows = torch.from_numpy(meta.ends)
+    wanted = lab.prefill(meta, q, 1)[rows]
+    found = lab.attention.prefill_ends(meta)(q[rows], 1)
+    assert isinstance(found, torch.Tensor)
+    assert torch.equal(found, wanted)
+    static = lab.attention.static_prefill(tokens=512, requests=4, pages=lab.table().shape[1])
+    static.plan(meta)
+    padded = torch.zeros(4, lab.num_heads, DIM)
+    padded[: len(rows)] = q[rows]
+    assert torch.equal(static.attend_ends(padded, 1)[: len(rows)], wanted)
 
 
 def dequantised(activation: torch.Tensor | Quantized) -> torch.Tensor:

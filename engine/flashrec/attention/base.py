@@ -20,13 +20,21 @@ class PrefillMeta:
     """A ragged causal pass over T prompt tokens, on the host; a token sees its request's positions up to its own.
 
     Per request of the pass: ``query_lens``, its tokens in the pass; ``kv_lens``, its positions that are in the
-    pool once they are stored; ``pages``, the pages that hold its prompt. ``positions`` int32 [T].
+    pool once they are stored; ``pages``, the pages that hold its prompt. ``positions`` int32 [T]. ``ends`` int64 [E]
+    are the tokens that end a prompt: the last of their request, in the order of the requests.
     """
 
     query_lens: Sequence[int]
     kv_lens: Sequence[int]
     pages: Sequence[Sequence[int]]
     positions: NDArray[np.int32]
+    ends: NDArray[np.int64]
+
+    @property
+    def end_lens(self) -> list[int]:
+        """How many of each request's tokens are among ``ends``: one or none."""
+        ending: list[int] = np.isin(np.cumsum(self.query_lens) - 1, self.ends).astype(int).tolist()
+        return ending
 
     def page_table(self, page_size: int) -> NDArray[np.int32]:
         """int32 [requests, pages] of the pages that hold keys, padded with the scratch page."""
@@ -69,6 +77,10 @@ class StaticPrefill(ABC):
     def attend(self, q: torch.Tensor, layer: int) -> Activation:
         """See :class:`~flashrec.batch.Attend`."""
 
+    @abstractmethod
+    def attend_ends(self, q: torch.Tensor, layer: int) -> Activation:
+        """:meth:`attend` for the queries of the pass's ``ends`` alone, padded to the number of requests."""
+
 
 class AttentionBackend(ABC):
     """Attention over a :class:`~flashrec.kvcache.pool.KVPool`, which it reads and never writes.
@@ -87,6 +99,10 @@ class AttentionBackend(ABC):
     @abstractmethod
     def prefill(self, meta: PrefillMeta) -> Attend:
         """Plan a causal pass over prompt tokens."""
+
+    @abstractmethod
+    def prefill_ends(self, meta: PrefillMeta) -> Attend:
+        """Plan the same pass for the queries of ``meta.ends`` alone."""
 
     @abstractmethod
     def static_prefill(self, tokens: int, requests: int, pages: int) -> StaticPrefill:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from flashrec.attention.base import PrefillMeta, StaticPrefill
-from flashrec.attention.paged import PagedAttention
+from flashrec.attention.paged import PagedAttention, PagedStaticPrefill
 from flashrec.batch import Activation, Attend
 from flashrec.errors import ConfigError
 from flashrec.kernels.ops import Ops
@@ -31,7 +31,7 @@ def flashinfer_backend(device: torch.device, kv_dtype: torch.dtype) -> str:
 
 
 class FlashInferAttention(PagedAttention):
-    """FlashInfer's paged prefill beside the shared-prefix decode kernel."""
+    """FlashInfer's paged prefill beside the engine's kernels for prompts' ends and for decode."""
 
     def __init__(self, pool: KVPool, num_heads: int, ops: Ops, *, quantize: bool = False) -> None:
         super().__init__(pool, num_heads, ops, quantize=quantize)
@@ -106,6 +106,7 @@ class FlashInferStaticPrefill(StaticPrefill):
 
         self.backend = backend
         self.requests = requests
+        self.ends = PagedStaticPrefill(backend, tokens, requests, pages)
         self.wrapper = backend.make_wrapper(
             use_cuda_graph=True,
             qo_indptr_buf=zeros(requests + 1),
@@ -123,9 +124,13 @@ class FlashInferStaticPrefill(StaticPrefill):
     def plan(self, meta: PrefillMeta) -> None:
         inert = [0] * (self.requests - len(meta.kv_lens))
         self.backend.plan(self.wrapper, [*meta.query_lens, *inert], [*meta.kv_lens, *inert], self.backend.pages(meta))
+        self.ends.plan(meta)
 
     def attend(self, q: torch.Tensor, layer: int) -> Activation:
         return self.backend.run(self.wrapper, q, layer, self.out)
+
+    def attend_ends(self, q: torch.Tensor, layer: int) -> Activation:
+        return self.ends.attend_ends(q, layer)
 
     def _scratch(self, tokens: int) -> list[int]:
         return [SCRATCH_PAGE] * -(-tokens // self.backend.pool.page_size)

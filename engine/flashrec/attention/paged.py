@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flashrec.attention.base import AttentionBackend, DecodeMeta, PrefillMeta, StaticPrefill
 from flashrec.batch import Activation, Attend, Quantized
@@ -28,19 +31,21 @@ class PagedAttention(AttentionBackend):
         self.tile_rows = rows_per_tile(num_heads, pool.num_kv_heads)
 
     def prefill(self, meta: PrefillMeta) -> Attend:
-        device = self.pool.k.device
-        page_table = upload(meta.page_table(self.pool.page_size), device)
-        kv_len = upload(np.array(meta.kv_lens, dtype=np.int32), device)
-        positions = upload(meta.positions, device)
-        tiles = RowTiles(*(upload(part.numpy(), device) for part in self.prefill_tiles(meta)))
-        return lambda q, layer: self.attend_prefill(q, layer, page_table, kv_len, positions, tiles)
+        return self._causal(meta, meta.query_lens, meta.positions)
+
+    def prefill_ends(self, meta: PrefillMeta) -> Attend:
+        return self._causal(meta, meta.end_lens, meta.positions[meta.ends])
 
     def static_prefill(self, tokens: int, requests: int, pages: int) -> StaticPrefill:
         return PagedStaticPrefill(self, tokens, requests, pages)
 
-    def prefill_tiles(self, meta: PrefillMeta, capacity: int | None = None) -> RowTiles:
-        """The pass's row tiles, on the host."""
-        return row_tiles(meta.query_lens, self.tile_rows, capacity)
+    def _causal(self, meta: PrefillMeta, query_lens: Sequence[int], query_positions: NDArray[np.int32]) -> Attend:
+        device = self.pool.k.device
+        page_table = upload(meta.page_table(self.pool.page_size), device)
+        kv_len = upload(np.array(meta.kv_lens, dtype=np.int32), device)
+        positions = upload(query_positions, device)
+        tiles = RowTiles(*(upload(part.numpy(), device) for part in row_tiles(query_lens, self.tile_rows)))
+        return lambda q, layer: self.attend_prefill(q, layer, page_table, kv_len, positions, tiles)
 
     def attend_prefill(
         self,
@@ -97,7 +102,8 @@ class PagedAttention(AttentionBackend):
 
 
 class PagedStaticPrefill(StaticPrefill):
-    """What the prefill kernel reads, in one static block: page table, lengths, positions and row tiles."""
+    """What the prefill kernel reads, in one static block: page table, lengths, positions and row tiles, the last two
+    once for every token and once for the prompts' ends."""
 
     def __init__(self, backend: PagedAttention, tokens: int, requests: int, pages: int) -> None:
         self.backend = backend
@@ -109,24 +115,35 @@ class PagedStaticPrefill(StaticPrefill):
                 "kv_len": (requests,),
                 "positions": (tokens,),
                 "tiles": (3, self.num_tiles),
+                "end_positions": (requests,),
+                "end_tiles": (3, requests),
             },
             backend.pool.k.device,
         )
-        self.tiles = RowTiles(*self.block["tiles"].unbind(0))
 
     def plan(self, meta: PrefillMeta) -> None:
-        tiles = self.backend.prefill_tiles(meta, self.num_tiles)
         self.block.write(
             {
                 "page_table": meta.page_table(self.backend.pool.page_size),
                 "kv_len": np.array(meta.kv_lens),
                 "positions": meta.positions,
-                "tiles": torch.stack(list(tiles)).numpy(),
+                "tiles": self._tiles(meta.query_lens, self.num_tiles),
+                "end_positions": meta.positions[meta.ends],
+                "end_tiles": self._tiles(meta.end_lens, self.block["end_positions"].shape[0]),
             }
         )
 
     def attend(self, q: torch.Tensor, layer: int) -> Activation:
+        return self._attend(q, layer, "positions", "tiles")
+
+    def attend_ends(self, q: torch.Tensor, layer: int) -> Activation:
+        return self._attend(q, layer, "end_positions", "end_tiles")
+
+    def _tiles(self, query_lens: Sequence[int], capacity: int) -> NDArray[np.int32]:
+        tiles: NDArray[np.int32] = torch.stack(list(row_tiles(query_lens, self.backend.tile_rows, capacity))).numpy()
+        return tiles
+
+    def _attend(self, q: torch.Tensor, layer: int, positions: str, tiles: str) -> Activation:
         block = self.block
-        return self.backend.attend_prefill(
-            q, layer, block["page_table"], block["kv_len"], block["positions"], self.tiles
-        )
+        cut = RowTiles(*block[tiles].unbind(0))
+        return self.backend.attend_prefill(q, layer, block["page_table"], block["kv_len"], block[positions], cut)

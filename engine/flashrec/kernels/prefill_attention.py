@@ -35,6 +35,8 @@ def paged_prefill_attention(
     [T, hq, d] in ``q.dtype``; a row that no tile covers is unspecified.
     """
     num_rows = q.shape[0]
+    if len(tiles.rows) == 0:
+        return torch.zeros_like(q)
     rows, valid = gather_rows(tiles, tile_rows, num_rows)
     limits = positions.long()[rows] + 1
     state = context_state(

@@ -24,7 +24,9 @@ def quantize_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     float32 so that a device kernel can reach the same codes. Returns (codes e4m3fn [R, C], scale f32 [R]).
     """
     exact = wide(values)
-    scale = exact.abs().amax(dim=-1).clamp(min=ABSMAX_FLOOR) / FP8_MAX
+    largest = exact.abs().amax(dim=-1).clamp(min=ABSMAX_FLOOR)
+    # By a tensor: torch on CUDA multiplies by a Python number's rounded reciprocal instead of dividing.
+    scale = largest / torch.full_like(largest, FP8_MAX)
     codes = (exact * scale.reciprocal().unsqueeze(-1)).clamp(-FP8_MAX, FP8_MAX).to(FP8)
     return codes, scale
 

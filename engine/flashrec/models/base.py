@@ -53,7 +53,7 @@ class CausalLM(ABC):
 
     @abstractmethod
     def forward(self, input_ids: torch.Tensor, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """From token ids [T] to ``(hidden, residual)`` [T, H] before the final norm."""
+        """From token ids [T] to ``(hidden, residual)`` before the final norm: [T, H], or [E, H] of ``batch.ends``."""
 
     @abstractmethod
     def final_norm(self, hidden: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:

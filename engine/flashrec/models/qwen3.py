@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch.nn import functional
 
-from flashrec.batch import Activation, ForwardBatch
+from flashrec.batch import Activation, Ends, ForwardBatch
 from flashrec.errors import CheckpointError, UnsupportedModelError
 from flashrec.kvcache.pool import KVPool
 from flashrec.layers.linear import Linear
@@ -44,11 +44,12 @@ class Qwen3Attention:
         self.rotary = rotary
         self.layer = layer
 
-    def __call__(self, x: Activation, batch: ForwardBatch) -> torch.Tensor:
-        """From [T, H] to [T, H]."""
+    def __call__(self, x: Activation, batch: ForwardBatch, ends: Ends | None) -> torch.Tensor:
+        """From [T, H] to [T, H], or to [E, H] with ``ends``; K and V of all T tokens are stored."""
         qkv = self.qkv_proj(x, batch.ops)
         q = self.rotary(qkv, self.q_norm.weight, self.k_norm.weight, self.layer, batch)
-        return self.o_proj(batch.attend(q, self.layer), batch.ops)
+        attended = batch.attend(q, self.layer) if ends is None else ends.attend(q[ends.rows], self.layer)
+        return self.o_proj(attended, batch.ops)
 
     def targets(self, prefix: str, *, scales_in_checkpoint: bool) -> Iterator[WeightTarget]:
         yield from self.qkv_proj.targets(prefix, scales_in_checkpoint=scales_in_checkpoint)
@@ -75,11 +76,13 @@ class Qwen3Layer:
         )
 
     def __call__(
-        self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
+        self, hidden: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch, ends: Ends | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(hidden, residual)`` [T, H] in and out."""
+        """``(hidden, residual)`` [T, H] in and out; with ``ends`` [E, H] out."""
         x, residual = self.input_norm(hidden, residual, batch.ops)
-        hidden = self.attention(x, batch)
+        hidden = self.attention(x, batch, ends)
+        if ends is not None:
+            residual = residual[ends.rows]
         x, residual = self.post_norm(hidden, residual, batch.ops)
         return self.mlp(x, batch.ops), residual
 
@@ -141,10 +144,9 @@ class Qwen3ForCausalLM(CausalLM):
     def forward(self, input_ids: torch.Tensor, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = functional.embedding(input_ids, self.embedding)
         residual: torch.Tensor | None = None
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             hidden, residual = layer(hidden, residual, batch)
-        assert residual is not None
-        return hidden, residual
+        return self.layers[-1](hidden, residual, batch, batch.ends)
 
     def final_norm(self, hidden: torch.Tensor, residual: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         normed: torch.Tensor

@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from flashrec.attention.base import AttentionBackend, PrefillMeta
-from flashrec.batch import ForwardBatch
+from flashrec.batch import Ends, ForwardBatch
 from flashrec.kernels.ops import Ops
 from flashrec.models.base import CausalLM
 from flashrec.profiler import Profiler
+from flashrec.runtime.ledger import SlotPositions
 from flashrec.runtime.member import Member
 from flashrec.runtime.prefill_graph import PrefillGraphs
 from flashrec.transfer import upload
@@ -57,6 +58,7 @@ class Prefill:
         max_tokens: int,
         profiler: Profiler,
         graphs: PrefillGraphs | None,
+        positions: SlotPositions | None,
     ) -> None:
         self.model = model
         self.attention = attention
@@ -65,6 +67,7 @@ class Prefill:
         self.max_tokens = max_tokens
         self.profiler = profiler
         self.graphs = graphs
+        self.positions = positions
 
     def run(self, members: Sequence[Member], cached: Sequence[int], out: torch.Tensor) -> None:
         """Store K and V of every uncached token, and write the head's input [members, H] to ``out``."""
@@ -75,29 +78,32 @@ class Prefill:
     def _pass(self, members: Sequence[Member], segments: list[Segment], out: torch.Tensor) -> None:
         tokens = np.concatenate([self._segment(members[seg.member], seg) for seg in segments], axis=1)
         lengths = [seg.end - seg.start for seg in segments]
-        meta = PrefillMeta(
-            query_lens=lengths,
-            kv_lens=[seg.end for seg in segments],
-            pages=[members[seg.member].pages for seg in segments],
-            positions=tokens[1],
-        )
         last = [
             (offset - 1, seg.member)
             for offset, seg in zip(np.cumsum(lengths).tolist(), segments, strict=True)
             if seg.end == members[seg.member].length
         ]
-        rows, owners = np.array(last, dtype=np.int64).reshape(-1, 2).T
+        rows, owners = np.array(last, dtype=np.int64).reshape(-1, 2).T.copy()
+        meta = PrefillMeta(
+            query_lens=lengths,
+            kv_lens=[seg.end for seg in segments],
+            pages=[members[seg.member].pages for seg in segments],
+            positions=tokens[1],
+            ends=rows,
+        )
         # Prompts end in the order of the members, so a wave of one pass fills ``out`` from its start.
         place = slice(owners[0], owners[-1] + 1) if len(owners) else slice(0)
+        if self.positions is not None:
+            _, used, slots = upload(tokens, out.device)
+            self.positions.note(slots, used)
         if self.graphs is not None and self.graphs.holds(tokens.shape[1], len(segments)):
-            out[place] = self.graphs.run(tokens, rows, meta)
+            out[place] = self.graphs.run(tokens, meta)
             return
         ids, positions, slots = upload(tokens, out.device)
-        batch = ForwardBatch(positions, slots, self.attention.prefill(meta), self.ops)
+        ends = Ends(upload(rows, out.device), self.attention.prefill_ends(meta))
+        batch = ForwardBatch(positions, slots, self.attention.prefill(meta), self.ops, ends)
         hidden, residual = self.model.forward(ids, batch)
-        if len(rows):
-            ends = upload(rows.copy(), out.device)
-            out[place] = self.model.final_norm(hidden[ends], residual[ends], batch)
+        out[place] = self.model.final_norm(hidden, residual, batch)
 
     def _segment(self, member: Member, seg: Segment) -> NDArray[np.int32]:
         """Token ids, positions and slots, int32 [3, length]."""

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from flashrec.attention.base import AttentionBackend, PrefillMeta
-from flashrec.batch import ForwardBatch
+from flashrec.batch import Ends, ForwardBatch
 from flashrec.kernels.ops import Ops
 from flashrec.models.base import CausalLM
 from flashrec.runtime.graph import CapturedProgram
@@ -49,20 +49,21 @@ class PrefillPass:
         self.ends = torch.zeros(requests, dtype=torch.int64, device=device)
         self.attention = attention.static_prefill(tokens, requests, pages)
         ids, positions, slots = self.inputs["tokens"]
-        batch = ForwardBatch(positions, slots, self.attention.attend, ops)
+        ends = Ends(self.ends, self.attention.attend_ends)
+        batch = ForwardBatch(positions, slots, self.attention.attend, ops, ends)
 
         def run() -> torch.Tensor:
             self.ends.copy_(self.inputs["ends"])
             hidden, residual = model.forward(ids, batch)
-            return model.final_norm(hidden[self.ends], residual[self.ends], batch)
+            return model.final_norm(hidden, residual, batch)
 
         self._program = CapturedProgram(run, f"the prefill of {tokens} tokens", memory)
 
-    def run(self, tokens: NDArray[np.int32], ends: NDArray[np.int64], meta: PrefillMeta) -> torch.Tensor:
+    def run(self, tokens: NDArray[np.int32], meta: PrefillMeta) -> torch.Tensor:
         """See :meth:`PrefillGraphs.run`."""
-        self.inputs.write({"tokens": tokens, "ends": ends})
+        self.inputs.write({"tokens": tokens, "ends": meta.ends})
         self.attention.plan(meta)
-        return self._program.replay()[: len(ends)]
+        return self._program.replay()[: len(meta.ends)]
 
 
 class PrefillGraphs:
@@ -83,8 +84,8 @@ class PrefillGraphs:
         """Whether a pass of this size runs from a graph."""
         return bool(self.buckets) and tokens <= self.buckets[-1] and requests <= self.requests
 
-    def run(self, tokens: NDArray[np.int32], ends: NDArray[np.int64], meta: PrefillMeta) -> torch.Tensor:
+    def run(self, tokens: NDArray[np.int32], meta: PrefillMeta) -> torch.Tensor:
         """Run a pass over ``tokens`` int32 [3, T] (ids, positions, slots): the head's input [E, H] of the prompts
-        that end at ``ends`` int64 [E], valid until the next replay."""
+        that end in it, valid until the next replay."""
         bucket = self.buckets[bisect_left(self.buckets, tokens.shape[1])]
-        return self._passes[bucket].run(tokens, ends, meta)
+        return self._passes[bucket].run(tokens, meta)
