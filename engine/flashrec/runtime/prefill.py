@@ -14,7 +14,6 @@ from flashrec.batch import Ends, ForwardBatch
 from flashrec.kernels.ops import Ops
 from flashrec.models.base import CausalLM
 from flashrec.profiler import Profiler
-from flashrec.runtime.ledger import SlotPositions
 from flashrec.runtime.member import Member
 from flashrec.runtime.prefill_graph import PrefillGraphs
 from flashrec.transfer import upload
@@ -58,7 +57,6 @@ class Prefill:
         max_tokens: int,
         profiler: Profiler,
         graphs: PrefillGraphs | None,
-        positions: SlotPositions | None,
     ) -> None:
         self.model = model
         self.attention = attention
@@ -67,7 +65,6 @@ class Prefill:
         self.max_tokens = max_tokens
         self.profiler = profiler
         self.graphs = graphs
-        self.positions = positions
 
     def run(self, members: Sequence[Member], cached: Sequence[int], out: torch.Tensor) -> None:
         """Store K and V of every uncached token, and write the head's input [members, H] to ``out``."""
@@ -93,9 +90,6 @@ class Prefill:
         )
         # Prompts end in the order of the members, so a wave of one pass fills ``out`` from its start.
         place = slice(owners[0], owners[-1] + 1) if len(owners) else slice(0)
-        if self.positions is not None:
-            _, used, slots = upload(tokens, out.device)
-            self.positions.note(slots, used)
         if self.graphs is not None and self.graphs.holds(tokens.shape[1], len(segments)):
             out[place] = self.graphs.run(tokens, meta)
             return
