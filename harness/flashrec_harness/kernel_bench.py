@@ -114,22 +114,17 @@ def products(ops: Ops) -> Iterator[Timing]:
     """FP8 products of a layer on the decode and the prefill path, and the bf16 head."""
     for name, (outs, size) in WEIGHTS.items():
         weights = [quantize_weight(_normal(outs, size)) for _ in range(_copies(outs * size))]
-        for path, batches in (
-            ("linear_fp8_decode", DECODE_ROWS),
-            ("linear_fp8", (*DECODE_ROWS, *PREFILL_ROWS)),
-        ):
-            for rows in batches:
-                x = quant_per_token(_normal(rows, size))
-                us = time_calls([partial(getattr(ops, path), *x, *w, torch.bfloat16) for w in weights])
-                floor = max(outs * size / BYTES_PER_US, 2 * rows * outs * size / FP8_PER_US)
-                yield Timing(path, f"{name}, M {rows}", us, floor)
+        for rows in (*DECODE_ROWS, *PREFILL_ROWS):
+            x = quant_per_token(_normal(rows, size))
+            us = time_calls([partial(ops.linear_fp8, *x, *w, torch.bfloat16) for w in weights])
+            floor = max(outs * size / BYTES_PER_US, 2 * rows * outs * size / FP8_PER_US)
+            yield Timing("linear_fp8", f"{name}, M {rows}", us, floor)
     heads = [_normal(HEAD_ROWS, HIDDEN) for _ in range(2)]
-    for path in ("linear_decode", "linear"):
-        for rows in DECODE_ROWS:
-            x_plain = _normal(rows, HIDDEN)
-            us = time_calls([partial(getattr(ops, path), x_plain, w) for w in heads])
-            floor = HEAD_ROWS * HIDDEN * max(2 / BYTES_PER_US, 2 * rows / BF16_PER_US)
-            yield Timing(path, f"head, M {rows}", us, floor)
+    for rows in DECODE_ROWS:
+        x_plain = _normal(rows, HIDDEN)
+        us = time_calls([partial(ops.linear, x_plain, w) for w in heads])
+        floor = HEAD_ROWS * HIDDEN * max(2 / BYTES_PER_US, 2 * rows / BF16_PER_US)
+        yield Timing("linear", f"head, M {rows}", us, floor)
 
 
 def _pool(requests: int, context: int, beam_slots: int) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from flashrec.kernels.decode_attention_triton import SPLIT_TOKENS, shared_prefix_attention_triton
-from flashrec.kernels.linear import linear, linear_cublas, linear_fp8, linear_fp8_scaled_mm
+from flashrec.kernels.gemm import linear_fp8_triton, linear_triton
+from flashrec.kernels.linear import configure_cublas, linear, linear_cublas, linear_fp8, linear_fp8_scaled_mm
+from flashrec.kernels.ops import linear_fp8_by_shape
 from flashrec.kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_triton
-from flashrec.kernels.split_gemm import linear_fp8_triton, linear_triton
 from flashrec.kernels.tiles import RowTiles, row_tiles, rows_per_tile
 from flashrec_harness.kernel_cases.base import Draws, Lane
 from flashrec_harness.kernel_cases.pointwise import random_fp8
@@ -51,9 +52,13 @@ def _products(lane: Lane) -> dict[str, Product]:
 def _fp8_products(lane: Lane) -> dict[str, Callable[..., torch.Tensor]]:
     if not lane.compiled:
         return {"linear_fp8 (torch)": linear_fp8}
-    products = {"linear_fp8 (triton)": linear_fp8_triton}
-    scaled = {"linear_fp8 (torch._scaled_mm)": linear_fp8_scaled_mm}
-    return products | (scaled if lane.dtype == torch.bfloat16 else {})
+    if lane.dtype == torch.float32:
+        return {}
+    return {
+        "linear_fp8 (triton)": linear_fp8_triton,
+        "linear_fp8 (torch._scaled_mm)": linear_fp8_scaled_mm,
+        "linear_fp8 (by shape)": linear_fp8_by_shape,
+    }
 
 
 def _judge_products(lane: Lane) -> dict[str, list[str]]:
@@ -158,6 +163,8 @@ def run(lanes: Sequence[Lane]) -> list[Check]:
     """One check for each kernel whose rows must not see their neighbours, on each lane."""
     checks = []
     for lane in lanes:
+        if lane.compiled:
+            configure_cublas()
         found = _judge_products(lane)
         if not lane.compiled or lane.dtype == torch.bfloat16:  # on a GPU float32 attention has no kernel
             found |= _judge_prefill(lane)

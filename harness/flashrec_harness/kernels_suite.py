@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import hypothesis
 import torch
 
+from flashrec.errors import ConfigError
 from flashrec.kernels._triton import MODE, TritonMode
 from flashrec.kernels.registry import REGISTRY, Kernel, KernelSpec
 from flashrec_harness import hardware, kernel_compile, kernel_invariance
@@ -106,24 +107,81 @@ def check_of(spec: KernelSpec, name: str, lane: Lane, tally: Tally) -> Check:
     return Check(SUITE, title, Outcome.PASS, summary, data=data, repeat=_REPEAT)
 
 
-def _judge_lane(lane: Lane, ctx: SuiteContext) -> list[Check]:
+def error_row(spec: KernelSpec, name: str, lane: Lane, tally: Tally) -> dict[str, object]:
+    """One implementation on one lane: its worst float error beside the bound measured on the same case."""
+    judged = tally.failed or tally.worst
+    measured = judged is not None and judged.worst_error > 0
+    return {
+        "kernel": spec.name,
+        "implementation": name,
+        "dtype": str(lane.dtype).removeprefix("torch."),
+        "rule": str(spec.tolerance),
+        "cases": tally.cases,
+        "worst error": f"{judged.worst_error:.2g}" if judged is not None and measured else "",
+        "its bound": f"{judged.worst_error / judged.worst:.2g}" if judged is not None and measured else "",
+        "of the bound": f"{judged.worst:.0%}" if judged is not None and measured else "",
+        "FP8 codes apart": tally.codes_apart,
+        "outcome": str(_outcome(tally)),
+    }
+
+
+def error_report(rows: list[dict[str, object]]) -> Check:
+    """Every kernel and dtype with its worst error against its bound."""
+    red = [row for row in rows if row["outcome"] == Outcome.FAIL]
+    judged = [row for row in rows if row["outcome"] != Outcome.NOT_RUN]
+    return Check(
+        SUITE,
+        "worst error against its bound",
+        Outcome.FAIL if red else Outcome.PASS if judged else Outcome.NOT_RUN,
+        f"{len(judged)} of {len(rows)} implementations judged, {sum(int(str(row['cases'])) for row in rows)} cases",
+        reason=f"{red[0]['kernel']} ({red[0]['implementation']}, {red[0]['dtype']}) is outside its bound"
+        if red
+        else "",
+        rows=rows,
+        printed=True,
+    )
+
+
+def _outcome(tally: Tally) -> Outcome:
+    if tally.failed is not None:
+        return Outcome.FAIL
+    return Outcome.NOT_RUN if tally.worst is None else Outcome.PASS
+
+
+def _judge_lane(lane: Lane, ctx: SuiteContext) -> tuple[list[Check], list[dict[str, object]]]:
     examples = (20 if lane.dtype == torch.bfloat16 else 8) if lane.compiled else (8 if ctx.quick else 20)
-    checks = []
-    for spec in REGISTRY.values():
+    checks, rows = [], []
+    for spec in _chosen(ctx.only):
         for name, kernel in spec.implementations.items():
             started = time.monotonic()
             tally = judge(spec, name, kernel, lane, examples=examples)
             checks.append(check_of(spec, name, lane, tally))
             checks[-1].seconds = time.monotonic() - started
-    return checks
+            rows.append(error_row(spec, name, lane, tally))
+    return checks, rows
+
+
+def _chosen(only: str | None) -> list[KernelSpec]:
+    if only is None:
+        return list(REGISTRY.values())
+    if only not in REGISTRY:
+        raise ConfigError(f"--only {only}: no such kernel; there are {', '.join(REGISTRY)}")
+    return [REGISTRY[only]]
 
 
 def run(ctx: SuiteContext) -> list[Check]:
-    """Walks the registry on every lane of this machine; what needs a GPU is ``not run`` without one."""
+    """Walks the registry on every lane of this machine; what needs a GPU is ``not run`` without one.
+
+    ``ctx.only`` names a single kernel. Raises :class:`ConfigError` where there is none of that name.
+    """
     if MODE is TritonMode.ABSENT:
         reason = "Triton is not installed; pip install triton"
         return [Check(SUITE, "registry", Outcome.NOT_RUN, "no kernel was judged", reason=reason)]
-    checks = [check for lane in lanes() for check in _judge_lane(lane, ctx)]
+    judged = [_judge_lane(lane, ctx) for lane in lanes()]
+    checks = [check for found, _ in judged for check in found]
+    checks.append(error_report([row for _, rows in judged for row in rows]))
+    if ctx.only is not None:
+        return checks
     checks += kernel_invariance.run(lanes())
     if MODE is TritonMode.INTERPRETER:
         reason = f"{hardware.missing_gpu_reason()}; {_INTERPRETER_REASON}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flashrec_harness.equivalence import Rule, compare, distance, rounding_floor
+from flashrec_harness.equivalence import FEW_ELEMENTS, Rule, compare, distance, rounding_floor
 from flashrec_harness.guarded import GUARD, PoisonedOutputs, place
 
 FP8 = torch.float8_e4m3fn
@@ -68,6 +68,27 @@ def test_codes_one_apart_are_counted_and_two_apart_fail() -> None:
     assert not compare(one.view(FP8), values.double(), codes, Rule.CODES, codes_apart=0.0).passed
     many = torch.where(positive, bits + 1, bits)
     assert "more than" in compare(many.view(FP8), values.double(), codes, Rule.CODES).failure
+
+
+def test_codes_near_zero_may_differ_by_the_rounding_of_a_sum_and_no_more() -> None:
+    """2^-8 of 448 is 1.75: 0 and 1.75 are 62 codes apart, 0 and 2 are 64."""
+    values = torch.zeros(100)
+    values[0] = 448.0
+    codes = values.to(FP8)
+    near, far = codes.float(), codes.float()
+    near[3], far[3] = 1.75, 2.0
+    assert compare(near.to(FP8), codes.double(), codes, Rule.CODES, code_slack=2.0**-8).passed
+    assert "62 apart" in compare(near.to(FP8), codes.double(), codes, Rule.CODES).failure
+    assert "64 apart" in compare(far.to(FP8), codes.double(), codes, Rule.CODES, code_slack=2.0**-8).failure
+
+
+@pytest.mark.parametrize(("count", "passes"), [(1, True), (FEW_ELEMENTS - 1, True), (FEW_ELEMENTS, False)])
+def test_one_rounding_step_counts_in_a_tensor_of_few_elements(count: int, passes: bool) -> None:
+    """All elements one bf16 step off: a distance of 3e-5, which a large tensor may not have."""
+    exact = torch.full((count,), 1.0)
+    out = exact * (1 + 2.0**-7)
+    agreement = compare(out, exact.double(), out, Rule.MEASURED, precision=torch.bfloat16)
+    assert agreement.passed is passes, agreement
 
 
 def test_a_sign_flip_is_not_one_code_apart() -> None:

@@ -13,7 +13,8 @@ from flashrec.kernels.quantize import quant_per_token
 from flashrec.kernels.registry import REGISTRY
 from flashrec.kernels.silu_mul import silu_mul
 from flashrec_harness.kernel_cases import Lane
-from flashrec_harness.kernels_suite import judge, lanes
+from flashrec_harness.kernels_suite import error_report, error_row, judge, lanes
+from flashrec_harness.outcome import Outcome
 
 BLOCK = 64
 
@@ -121,3 +122,18 @@ def test_the_references_themselves_pass() -> None:
         tally = judge(REGISTRY[name], "reference", REGISTRY[name].reference, lane, examples=6)
         assert tally.failed is None, tally.failed
         assert tally.cases > 0
+
+
+def test_the_report_puts_the_worst_error_beside_its_bound() -> None:
+    lane, spec = lanes()[0], REGISTRY["silu_mul"]
+    right = judge(spec, "reference", spec.reference, lane, examples=6)
+    row = error_row(spec, "reference", lane, right)
+    assert (row["kernel"], row["dtype"], row["outcome"]) == ("silu_mul", str(lane.dtype)[6:], "pass")
+    assert right.worst is not None
+    assert float(str(row["worst error"])) <= float(str(row["its bound"]))
+    wrong = error_row(spec, "zeros", lane, judge(spec, "zeros", _zeros, lane, examples=6))
+    assert float(str(wrong["worst error"])) > float(str(wrong["its bound"]))
+    assert error_report([row]).outcome is Outcome.PASS
+    report = error_report([row, wrong])
+    assert (report.outcome, report.printed) == (Outcome.FAIL, True)
+    assert report.reason.startswith("silu_mul (zeros, ")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from flashrec.errors import ConfigError
 from flashrec.kernels import ops
 from flashrec.kernels._triton import TritonMode
-from flashrec.kernels.linear import pad_fp8_rows
+from flashrec.kernels.agreement import first_difference
+from flashrec.kernels.gemm_plan import is_small
+from flashrec.kernels.linear import linear_fp8
 from flashrec.kernels.registry import REGISTRY
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -36,7 +40,8 @@ def test_every_registered_operation_is_in_ops() -> None:
     ],
 )
 def test_a_switch_that_is_off_is_listed(switch: str, operation: str) -> None:
-    chosen = ops.select_ops(CPU, torch.float32, "fp8", **{switch: False})
+    switches: dict[str, Any] = {switch: False}
+    chosen = ops.select_ops(CPU, torch.float32, "fp8", **switches)
     assert chosen.choices[operation] == ops.Choice(ops.UNUSED, f"{switch} is off")
     others = {name for name, value in chosen.chosen.items() if value == ops.UNUSED}
     assert others == {operation}
@@ -59,17 +64,33 @@ def test_a_gpu_without_triton_is_an_error_and_never_a_silent_fallback(monkeypatc
 def test_a_gpu_runs_triton_and_libraries() -> None:
     chosen = ops.select_ops(CUDA, torch.bfloat16, "fp8").chosen
     assert chosen["add_rms_norm_quant"] == "triton"
-    assert chosen["linear_fp8"] == "torch._scaled_mm"
-    assert chosen["linear_fp8_decode"] == "triton"
+    assert chosen["linear_fp8"] == "triton for small products, else torch._scaled_mm"
 
 
-@pytest.mark.parametrize(("rows", "padded"), [(1, 16), (7, 16), (8, 16), (16, 16), (17, 32), (24, 24), (303, 304)])
-def test_rows_for_scaled_mm_are_padded_with_zeros(rows: int, padded: int) -> None:
-    codes = torch.randint(0, 120, (rows, 32), dtype=torch.uint8).view(torch.float8_e4m3fn)
-    scale = torch.rand(rows, 1) + 0.5
-    wide, wide_scale = pad_fp8_rows(codes, scale)
-    assert wide.shape == (padded, 32)
-    assert wide_scale.shape == (padded, 1)
-    assert torch.equal(wide[:rows].view(torch.uint8), codes.view(torch.uint8))
-    assert not wide[rows:].view(torch.uint8).any()
-    assert torch.equal(wide_scale[:rows], scale)
+def test_the_shape_picks_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("linear_fp8_triton", "linear_fp8_scaled_mm"):
+        monkeypatch.setattr(ops, name, lambda *_, name=name: name)
+    for rows, outs, small in ((1, 12288, True), (384, 12288, True), (385, 12288, False), (512, 2048, True)):
+        assert is_small(rows, outs) is small
+        operands = torch.empty(rows, 8, device="meta"), torch.empty(rows), torch.empty(outs, 8, device="meta")
+        taken = ops.linear_fp8_by_shape(*operands, torch.empty(outs), torch.bfloat16)
+        assert str(taken) == ("linear_fp8_triton" if small else "linear_fp8_scaled_mm")
+
+
+def test_products_that_differ_in_a_bit_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that adds in another order is found, at its row count and weight; the engine then uses one alone."""
+
+    weights = [(32, 64), (16, 48)]
+    assert first_difference(linear_fp8, linear_fp8, weights, CPU, fp8=True) is None
+    found = first_difference(linear_fp8, _off_by_a_bit, weights, CPU, fp8=True)
+    assert found == "1 rows of a [16, 48] weight"
+    monkeypatch.setattr(ops, "linear_fp8_triton", linear_fp8)
+    monkeypatch.setattr(ops, "linear_fp8_scaled_mm", _off_by_a_bit)
+    kernel, choice = ops._fp8_product(CPU, weights)
+    assert kernel is _off_by_a_bit
+    assert choice.implementation == "torch._scaled_mm"
+    assert "[16, 48]" in choice.reason
+
+
+def _off_by_a_bit(*operands: Any) -> torch.Tensor:
+    return torch.nextafter(linear_fp8(*operands), torch.tensor(torch.inf, dtype=torch.bfloat16))

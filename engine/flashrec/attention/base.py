@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,29 +21,22 @@ class PrefillMeta:
     """A ragged causal pass over T prompt tokens, on the host; a token sees its request's positions up to its own.
 
     Per request of the pass: ``query_lens``, its tokens in the pass; ``kv_lens``, its positions that are in the
-    pool once they are stored; ``pages``, the pages that hold its prompt. ``positions`` int32 [T]. ``ends`` int64 [E]
-    are the tokens that end a prompt: the last of their request, in the order of the requests.
+    pool once they are stored; ``page_table`` int32 [requests, pages], the pages that hold its keys, padded with the
+    scratch page. ``positions`` int32 [T]. ``ends`` int64 [E] are the tokens that end a prompt: the last of their
+    request, in the order of the requests.
     """
 
     query_lens: Sequence[int]
     kv_lens: Sequence[int]
-    pages: Sequence[Sequence[int]]
+    page_table: NDArray[np.int32]
     positions: NDArray[np.int32]
     ends: NDArray[np.int64]
 
     @property
     def end_lens(self) -> list[int]:
         """How many of each request's tokens are among ``ends``: one or none."""
-        ending: list[int] = np.isin(np.cumsum(self.query_lens) - 1, self.ends).astype(int).tolist()
-        return ending
-
-    def page_table(self, page_size: int) -> NDArray[np.int32]:
-        """int32 [requests, pages] of the pages that hold keys, padded with the scratch page."""
-        counts = [-(-length // page_size) for length in self.kv_lens]
-        table = np.zeros((len(counts), max(counts)), dtype=np.int32)
-        for index, (pages, count) in enumerate(zip(self.pages, counts, strict=True)):
-            table[index, :count] = pages[:count]
-        return table
+        ends = set(self.ends.tolist())
+        return [int(after - 1 in ends) for after in itertools.accumulate(self.query_lens)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -69,7 +69,9 @@ class FlashInferAttention(PagedAttention):
         """The pages that hold the pass's keys, request after request."""
         size = self.pool.page_size
         return [
-            page for owned, length in zip(meta.pages, meta.kv_lens, strict=True) for page in owned[: -(-length // size)]
+            page
+            for owned, length in zip(meta.page_table.tolist(), meta.kv_lens, strict=True)
+            for page in owned[: -(-length // size)]
         ]
 
     def run(self, wrapper: Any, q: torch.Tensor, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:

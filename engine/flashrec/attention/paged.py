@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from flashrec.attention.base import AttentionBackend, DecodeMeta, PrefillMeta, StaticPrefill
 from flashrec.batch import Activation, Attend, Quantized
 from flashrec.kernels.ops import Ops
-from flashrec.kernels.tiles import RowTiles, row_tiles, rows_per_tile
+from flashrec.kernels.tiles import RowTiles, row_tiles, rows_per_tile, tile_table
 from flashrec.kvcache.pool import KVPool
 from flashrec.transfer import StaticBlock, upload
 
@@ -41,7 +41,7 @@ class PagedAttention(AttentionBackend):
 
     def _causal(self, meta: PrefillMeta, query_lens: Sequence[int], query_positions: NDArray[np.int32]) -> Attend:
         device = self.pool.k.device
-        page_table = upload(meta.page_table(self.pool.page_size), device)
+        page_table = upload(meta.page_table, device)
         kv_len = upload(np.array(meta.kv_lens, dtype=np.int32), device)
         positions = upload(query_positions, device)
         tiles = RowTiles(*(upload(part.numpy(), device) for part in row_tiles(query_lens, self.tile_rows)))
@@ -124,26 +124,22 @@ class PagedStaticPrefill(StaticPrefill):
     def plan(self, meta: PrefillMeta) -> None:
         self.block.write(
             {
-                "page_table": meta.page_table(self.backend.pool.page_size),
+                "page_table": meta.page_table,
                 "kv_len": np.array(meta.kv_lens),
                 "positions": meta.positions,
-                "tiles": self._tiles(meta.query_lens, self.num_tiles),
+                "tiles": tile_table(meta.query_lens, self.backend.tile_rows, self.num_tiles),
                 "end_positions": meta.positions[meta.ends],
-                "end_tiles": self._tiles(meta.end_lens, self.block["end_positions"].shape[0]),
+                "end_tiles": tile_table(meta.end_lens, self.backend.tile_rows),
             }
         )
 
-    def attend(self, q: torch.Tensor, layer: int) -> Activation:
+    def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
         return self._attend(q, layer, "positions", "tiles")
 
-    def attend_ends(self, q: torch.Tensor, layer: int) -> Activation:
+    def attend_ends(self, q: torch.Tensor, layer: int) -> torch.Tensor:
         return self._attend(q, layer, "end_positions", "end_tiles")
 
-    def _tiles(self, query_lens: Sequence[int], capacity: int) -> NDArray[np.int32]:
-        tiles: NDArray[np.int32] = torch.stack(list(row_tiles(query_lens, self.backend.tile_rows, capacity))).numpy()
-        return tiles
-
-    def _attend(self, q: torch.Tensor, layer: int, positions: str, tiles: str) -> Activation:
+    def _attend(self, q: torch.Tensor, layer: int, positions: str, tiles: str) -> torch.Tensor:
         block = self.block
         cut = RowTiles(*block[tiles].unbind(0))
         return self.backend.attend_prefill(q, layer, block["page_table"], block["kv_len"], block[positions], cut)

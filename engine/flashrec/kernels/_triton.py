@@ -6,6 +6,7 @@ and its kernels can be stepped through on one without a GPU.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
@@ -107,15 +108,37 @@ else:
     tl = _NoTriton()
 
 
-def jit(function: Callable[..., Any]) -> Any:
-    """``triton.jit`` for this process's mode. Without Triton the function is returned as it is."""
+def jit(function: Callable[..., Any], *, name: Callable[[Any], str] | None = None) -> Any:
+    """``triton.jit`` for this process's mode. Without Triton the function is returned as it is.
+
+    ``name`` gives a compiled variant the name that a trace shows, from its ``constants`` and ``signature``.
+    """
     if MODE is TritonMode.ABSENT:
         return function
     if MODE is TritonMode.INTERPRETER:
         from triton.runtime.interpreter import InterpretedFunction
 
         return InterpretedFunction(function)
-    return triton.jit(function)
+    return triton.jit(function, repr=name)
+
+
+@functools.cache
+def overlap() -> dict[str, bool]:
+    """Launch arguments of a kernel that begins with :func:`after_previous`: on a Hopper or newer it may be launched
+    while the kernel before it ends (programmatic dependent launch), which hides most of the gap between the two."""
+    able = MODE is TritonMode.DEVICE and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+    return {"OVERLAP": True, "launch_pdl": True} if able else {"OVERLAP": False}
+
+
+@jit
+def after_previous(OVERLAP: tl.constexpr) -> None:
+    """Device: waits until the kernel before has ended and its writes are seen; the next one may then be launched.
+
+    Every kernel of :func:`overlap` begins with it, so that nothing is read or written early.
+    """
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 def descriptor(tensor: torch.Tensor, block: list[int]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashrec.kernels._softmax import attend_range, merge_states
-from flashrec.kernels._triton import jit, tl
+from flashrec.kernels._triton import after_previous, jit, tl
 
 
 @jit
@@ -84,11 +84,13 @@ def context_kernel(
     SPLIT: tl.constexpr,
     ACROSS: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """K/V head x row tile x split (``ACROSS``) a program, else all splits of a tile.
 
     ``partial`` float32 [splits, rows, hq, HEAD_DIM], ``peaks`` and ``totals`` float32 [splits, rows, hq].
     """
+    after_previous(OVERLAP)
     kv_head = tl.program_id(0)
     tile = tl.program_id(1)
     split = tl.program_id(2)

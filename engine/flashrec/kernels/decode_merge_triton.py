@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from flashrec.kernels._softmax import merge_states
-from flashrec.kernels._triton import jit, tl
+from flashrec.kernels._triton import after_previous, jit, tl
+from flashrec.kernels.quantize import codes_fp8, row_scale_fp8
 
 
 @jit
@@ -39,11 +40,13 @@ def merge_kernel(
     ACROSS: tl.constexpr,
     QUANTIZE: tl.constexpr,
     PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """One row a program: merges its context states in order, adds its beam's own tokens, and divides.
 
     ``out[rows, hq, HEAD_DIM]``, or its FP8 codes with ``scale[rows]`` when ``QUANTIZE``.
     """
+    after_previous(OVERLAP)
     tile = tl.program_id(0)
     within = tl.program_id(1)
     if within < tl.load(tile_rows + tile):
@@ -88,11 +91,8 @@ def merge_kernel(
         target = out + row * (Q_HEADS * HEAD_DIM) + inner
         if QUANTIZE:
             wide = tl.where(mask, result.to(tl.float32), 0.0)
-            absmax = tl.maximum(tl.max(tl.max(tl.abs(wide), axis=1), axis=0), absmax_floor)
-            row_scale = tl.div_rn(absmax, 448.0)
-            scaled = wide * tl.div_rn(1.0, row_scale)
-            clamped = tl.minimum(tl.maximum(scaled, -448.0), 448.0)
-            tl.store(target, clamped.to(out.dtype.element_ty), mask=mask)
+            row_scale = row_scale_fp8(tl.max(tl.max(tl.abs(wide), axis=1), axis=0), absmax_floor)
+            tl.store(target, codes_fp8(wide, row_scale, out), mask=mask)
             tl.store(scale + row, row_scale)
         else:
             tl.store(target, result, mask=mask)

@@ -1,4 +1,4 @@
-"""Tile sizes and schedule of a matrix product. Only the weight's shape decides anything that shows in the bits."""
+"""Tile sizes of a matrix product, by shape. Only ``block_k`` could show in the bits, and M has no say in it."""
 
 from __future__ import annotations
 
@@ -9,48 +9,60 @@ from flashrec.kernels._triton import ceil_div, next_power_of_2
 
 @dataclass(frozen=True, slots=True)
 class GemmPlan:
-    """Tile sizes and schedule. Only ``splits`` and ``block_k`` decide bits, and M has no say in those."""
+    """Tile sizes and pipeline of one product."""
 
-    splits: int
     block_k: int
     block_out: int
     block_rows: int
-    across_programs: bool
     warps: int
     stages: int
 
 
-FULL_CHIP = 100
-"""Tiles from which a larger tile pays on a Hopper's 132 multiprocessors."""
-SPLIT_SIZE = 4096
-"""K above this is cut in two: one multiprocessor would stream a weight column tile for too long."""
-LARGE_TILES = ((256, 128, 8, 3), (128, 128, 8, 4), (128, 64, 4, 4))
-"""(block_out, block_rows, warps, stages), best first for many rows."""
+FEW_ROWS = 384
+AT_ONCE = 264
+"""FP8 tiles of 64 x 64 that 132 multiprocessors hold at once with six stages each."""
+WITH_FOUR_STAGES = 396
+"""The same with four."""
 
 
-def fixed_splits(size: int) -> int:
-    """How many chunks K is cut into: a function of the weight's shape, never of the batch.
+def small_tiles(rows: int, outs: int) -> int:
+    """How many tiles of 64 x 64 the output has."""
+    return ceil_div(outs, 64) * ceil_div(rows, 64)
 
-    H200, FP8, 2026-11-29, us with 1 / 2 / 4 chunks: K = 6,144, M = 50: 11.6 / 9.0 / 8.8; M = 4,096: 74 / 89 / 94;
-    K = 2,048, M = 50: 6.1 / 6.0 / 6.3.
+
+def is_small(rows: int, outs: int) -> bool:
+    """Whether small tiles stream the weights faster than cuBLASLt's large ones: a question of shape alone.
+
+    H200, 2026-11-30, FP8, us, ours / ``torch._scaled_mm``: [4,096, 2,048] at M = 50: 7.1 / 9.2, 256: 7.6 / 9.5,
+    512: 10.3 / 10.2; [2,048, 2,048] at 512: 7.2 / 9.2; [12,288, 2,048] at 64: 10.9 / 13.1, 320: 20 / 31,
+    512: 27 / 23; [2,048, 6,144] at 16: 11.4 / 18.3, 512: 14.9 / 19.2.
     """
-    return 2 if size > SPLIT_SIZE else 1
+    return rows <= FEW_ROWS or small_tiles(rows, outs) <= AT_ONCE
 
 
-def plan_gemm(rows: int, outs: int, size: int, itemsize: int) -> GemmPlan:
-    """Schedule for a product of ``x[rows, size]`` and ``w[outs, size]`` of ``itemsize`` bytes an element.
+def block_k_of(itemsize: int) -> int:
+    """Columns of K in a tile: 128 bytes, or half of what a float32 product sums from zero."""
+    return 128 // itemsize if itemsize < 4 else 16
 
-    H200, 2026-11-29, four FP8 products of a Qwen3-1.7B layer, us against ``torch._scaled_mm`` with fast
-    accumulation: M = 16: 30 / 49, 50: 32 / 48, 128: 34 / 48, 400: 64 / 61, 1,600: 161 / 137, 4,096: 368 / 293.
+
+def plan_gemm(rows: int, outs: int, itemsize: int) -> GemmPlan:
+    """Tiles for a product of ``x[rows, K]`` and ``w[outs, K]`` of ``itemsize`` bytes an element.
+
+    The best of 40 tried, or within 5 % of it, for most shapes of :func:`is_small` (H200, 2026-11-30).
     """
-    splits = fixed_splits(size)
-    block_k = 128 // itemsize
-    if rows > 64 and itemsize < 4:  # float32 runs on the ordinary cores: a large tile spills
-        for block_out, block_rows, warps, stages in LARGE_TILES:
-            spills = splits > 1 and block_out * block_rows > 128 * 128
-            tiles = ceil_div(outs, block_out) * ceil_div(rows, block_rows)
-            if tiles >= FULL_CHIP and not spills:
-                return GemmPlan(splits, block_k, block_out, block_rows, False, warps, stages)
-    block_rows = min(64, max(16, next_power_of_2(rows)))
-    tiles = ceil_div(outs, 64) * ceil_div(rows, block_rows)
-    return GemmPlan(splits, block_k, 64, block_rows, splits > 1, 4, 4 if tiles > FULL_CHIP else 6)
+    block_k = block_k_of(itemsize)
+    if small_tiles(rows, outs) > WITH_FOUR_STAGES and itemsize < 4:  # float32 spills in a large tile
+        return _large_tile(rows, outs, block_k)
+    most = max(16, next_power_of_2(rows))
+    fitting = [size for size in (16, 32, 64) if ceil_div(outs, 64) * ceil_div(rows, size) <= AT_ONCE]
+    if fitting and itemsize < 4:
+        return GemmPlan(block_k, 64, min(fitting[0], most), 4, 6)
+    return GemmPlan(block_k, 64, min(64, most), 4, 4)
+
+
+def _large_tile(rows: int, outs: int, block_k: int) -> GemmPlan:
+    """128 x 64, on 4 warps with two tiles a multiprocessor or on 8 with three: whichever needs fewer rounds."""
+    tiles = ceil_div(outs, 128) * ceil_div(rows, 64)
+    if ceil_div(tiles, AT_ONCE) <= ceil_div(tiles, WITH_FOUR_STAGES):
+        return GemmPlan(block_k, 128, 64, 4, 4)
+    return GemmPlan(block_k, 128, 64, 8, 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,10 +10,11 @@ import torch
 
 from flashrec.errors import ConfigError
 from flashrec.kernels._triton import MODE, TritonMode
-from flashrec.kernels.gemm_plan import SPLIT_SIZE
-from flashrec.kernels.linear import configure_cublas, linear_cublas
+from flashrec.kernels.agreement import first_difference
+from flashrec.kernels.gemm import linear_fp8_triton, linear_triton
+from flashrec.kernels.gemm_plan import is_small
+from flashrec.kernels.linear import configure_cublas, linear_cublas, linear_fp8_scaled_mm
 from flashrec.kernels.registry import CUBLAS, REGISTRY, SCALED_MM, TRITON, Kernel
-from flashrec.kernels.split_gemm import SplitGemm
 
 TORCH = "torch"
 UNUSED = "unused"
@@ -22,7 +23,6 @@ FP8_OPERATIONS = (
     "silu_mul_quant",
     "quant_per_token",
     "linear_fp8",
-    "linear_fp8_decode",
     "shared_prefix_attention_quant",
 )
 
@@ -37,12 +37,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """The chosen callables, each with its reference's signature, and :attr:`choices` by their names.
-
-    ``linear`` and ``linear_fp8`` serve prefill; ``linear_decode`` and ``linear_fp8_decode`` serve every
-    decode bucket, so that a beam row has the same bits in all of them. One object belongs to one stream: its
-    decode products share a workspace.
-    """
+    """The chosen callables, each with its reference's signature, and :attr:`choices` by their names."""
 
     rms_norm: Kernel
     add_rms_norm: Kernel
@@ -52,9 +47,7 @@ class Ops:
     quant_per_token: Kernel
     qk_norm_rope_store: Kernel
     linear: Kernel
-    linear_decode: Kernel
     linear_fp8: Kernel
-    linear_fp8_decode: Kernel
     shared_prefix_attention: Kernel
     shared_prefix_attention_quant: Kernel
     paged_prefill_attention: Kernel
@@ -73,13 +66,15 @@ def select_ops(
     quantization: Literal["none", "fp8"] = "none",
     *,
     kernels: Literal["auto", "torch"] = "auto",
+    weights: Sequence[tuple[int, int]] = ((2048, 2048), (2048, 6144)),
     enable_fused_rms_fp8: bool = True,
     enable_fused_silu_fp8: bool = True,
     enable_fused_qk_rope_kv: bool = True,
 ) -> Ops:
     """Chooses every operation's implementation for a device, an activation dtype and the switches (SPEC M7).
 
-    The layers leave a fused operation alone when its switch is off; here that is only recorded. Raises
+    ``weights`` are (outputs, inputs) of the model's projections: on a GPU two products share each where they give
+    the same bits. The layers leave a fused operation alone when its switch is off; here that is only recorded. Raises
     :class:`ConfigError` on a GPU where Triton is missing and ``kernels`` does not ask for PyTorch.
     """
     if device.type != "cuda":
@@ -88,7 +83,7 @@ def select_ops(
         configure_cublas()
         callables, choices = _references("kernels=torch was asked for")
     elif MODE is TritonMode.DEVICE:
-        callables, choices = _device_kernels(device, dtype)
+        callables, choices = _device_kernels(device, dtype, weights, quantization)
     else:
         raise ConfigError(f"kernels: Triton is {MODE.value} here; install flashrec[gpu], or ask for kernels=torch")
     off = {
@@ -103,27 +98,23 @@ def select_ops(
 
 def _references(reason: str) -> tuple[dict[str, Kernel], dict[str, Choice]]:
     callables = {name: spec.reference for name, spec in REGISTRY.items()}
-    callables |= {"linear_decode": callables["linear"], "linear_fp8_decode": callables["linear_fp8"]}
     return callables, {name: Choice(TORCH, reason) for name in callables}
 
 
-def _device_kernels(device: torch.device, dtype: torch.dtype) -> tuple[dict[str, Kernel], dict[str, Choice]]:
+def _device_kernels(
+    device: torch.device, dtype: torch.dtype, weights: Sequence[tuple[int, int]], quantization: str
+) -> tuple[dict[str, Kernel], dict[str, Choice]]:
     choices = {name: Choice(TRITON, "a GPU with Triton") for name in REGISTRY}
-    if dtype == torch.bfloat16:
-        configure_cublas()
-        choices["linear"] = Choice(CUBLAS, "many rows; split-K off")
-        choices["linear_fp8"] = Choice(SCALED_MM, "many rows")
     if dtype == torch.float32:
         no_kernel = Choice(TORCH, "float32 attention does not fit a multiprocessor's registers")
         choices |= {name: no_kernel for name in REGISTRY if "attention" in name}
+        choices["linear_fp8"] = Choice(TORCH, "FP8 matrix units add in about 14 bits, too few for a float32 result")
     callables = {name: _implementation(name, choices[name].implementation) for name in REGISTRY}
-    products = SplitGemm(device)
-    few = "few rows, and the same bits at every number of rows"
-    choices |= {"linear_decode": Choice(TRITON, few), "linear_fp8_decode": Choice(TRITON, few)}
-    callables |= {"linear_decode": products.linear, "linear_fp8_decode": products.linear_fp8}
     if dtype == torch.bfloat16:
-        choices["linear_decode"] = Choice(f"{CUBLAS}, {TRITON} above K = {SPLIT_SIZE}", few)
-        callables["linear_decode"] = _bf16_decode_product(products)
+        configure_cublas()
+        callables["linear"], choices["linear"] = _bf16_product(device, weights)
+        if quantization == "fp8":
+            callables["linear_fp8"], choices["linear_fp8"] = _fp8_product(device, weights)
     return callables, choices
 
 
@@ -132,14 +123,43 @@ def _implementation(operation: str, name: str) -> Kernel:
     return spec.reference if name == TORCH else spec.implementations[name]
 
 
-def _bf16_decode_product(products: SplitGemm) -> Kernel:
-    """cuBLASLt for a short K, ours for a long one, where cuBLASLt without split-K has no kernel for few rows.
+SMALL = f"{TRITON} for small products, else"
 
-    H200, torch 2.11, 2026-11-29, cuBLASLt / Triton in us: [24,576, 2,048] at M = 50: 28 / 31, at 400: 58 / 86;
-    [2,048, 6,144] at M = 50: 145 / 15.
-    """
 
-    def linear_decode(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return linear_cublas(x, w) if w.shape[1] <= SPLIT_SIZE else products.linear(x, w)
+def _fp8_product(device: torch.device, weights: Sequence[tuple[int, int]]) -> tuple[Kernel, Choice]:
+    """Triton for small products and ``torch._scaled_mm`` for large, where they agree to the bit; else the latter."""
+    different = first_difference(linear_fp8_triton, linear_fp8_scaled_mm, weights, device, fp8=True)
+    if different is not None:
+        return linear_fp8_scaled_mm, Choice(SCALED_MM, f"Triton gives other bits on this device: {different}")
+    return linear_fp8_by_shape, Choice(f"{SMALL} {SCALED_MM}", "the same bits for every weight of the model, tried")
 
-    return linear_decode
+
+def linear_fp8_by_shape(
+    x_fp8: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_fp8: torch.Tensor,
+    w_scale: torch.Tensor,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """:func:`flashrec.kernels.linear.linear_fp8` by the faster of two products that give the same bits."""
+    small = is_small(x_fp8.shape[0], w_fp8.shape[0])
+    return (linear_fp8_triton if small else linear_fp8_scaled_mm)(x_fp8, x_scale, w_fp8, w_scale, out_dtype)
+
+
+LONG_K = 4096
+"""Above it cuBLASLt without split-K has no good kernel for few bf16 rows. H200, torch 2.11, 2026-11-29, cuBLASLt /
+Triton in us: [24,576, 2,048] at M = 50: 28 / 31, at 400: 58 / 86; [2,048, 6,144] at M = 50: 145 / 15."""
+
+
+def _bf16_product(device: torch.device, weights: Sequence[tuple[int, int]]) -> tuple[Kernel, Choice]:
+    """cuBLASLt; above :data:`LONG_K` Triton for small products, and for all where the two differ in a bit."""
+    long = [weight for weight in weights if weight[1] > LONG_K]
+    different = first_difference(linear_triton, linear_cublas, long, device, fp8=False)
+
+    def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ours = w.shape[1] > LONG_K and (different is not None or is_small(x.shape[0], w.shape[0]))
+        return (linear_triton if ours else linear_cublas)(x, w)
+
+    said = f"{SMALL} {CUBLAS}" if different is None else TRITON
+    reason = "split-K off" if different is None else f"split-K off; the two differ: {different}"
+    return linear, Choice(f"{CUBLAS}; above K = {LONG_K} {said}", reason)

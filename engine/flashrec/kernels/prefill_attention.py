@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashrec.kernels._softmax import LOG2E, attend_range, cache_arguments
-from flashrec.kernels._triton import jit, next_power_of_2, tl
+from flashrec.kernels._triton import after_previous, jit, next_power_of_2, overlap, tl
 from flashrec.kernels.paged_attention import KV_TILE, context_state, gather_rows, scatter_rows, unfold_heads
 from flashrec.kernels.tiles import RowTiles
 
@@ -71,8 +71,10 @@ def _prefill_kernel(
     PAGE_SIZE: tl.constexpr,
     KV_TILE: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """K/V head x row tile a program; late tiles, which see most, first. ``q``, ``out`` [T, hq, HEAD_DIM]."""
+    after_previous(OVERLAP)
     kv_head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     group: tl.constexpr = Q_HEADS // KV_HEADS
@@ -168,5 +170,6 @@ def paged_prefill_attention_triton(
             DESCRIPTOR=descriptor,
             num_warps=PREFILL_WARPS,
             num_stages=PREFILL_STAGES,
+            **overlap(),
         )
     return out

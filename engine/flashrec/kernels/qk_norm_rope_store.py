@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashrec.kernels._triton import ceil_div, jit, next_power_of_2, tl
+from flashrec.kernels._triton import after_previous, ceil_div, jit, next_power_of_2, overlap, tl
 from flashrec.kernels.quantize import FP8_MAX, wide
 from flashrec.kernels.rms_norm import rms_norm
 
@@ -97,12 +97,14 @@ def _qk_norm_rope_store_kernel(
     HALF_BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """Token x ``HEADS`` consecutive heads of Q, K and V a program; a head's two halves side by side.
 
     ``qkv[T, heads * d]`` by row stride; ``q_out[T, hq, d]`` contiguous; caches ``[num_slots, hk, d]`` by slot
     stride; ``cos_sin`` float32 [max_position, d].
     """
+    after_previous(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     lane = tl.arange(0, HALF_BLOCK)[None, :]
@@ -190,5 +192,6 @@ def qk_norm_rope_store_triton(
             HEADS=HEADS_PER_PROGRAM,
             NORM=norm,
             num_warps=2,
+            **overlap(),
         )
     return q

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashrec.kernels._triton import jit, next_power_of_2, tl
+from flashrec.kernels._triton import after_previous, jit, next_power_of_2, overlap, tl
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -43,6 +43,21 @@ def quantize_weight(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @jit
+def row_scale_fp8(absmax: tl.tensor, absmax_floor: tl.tensor) -> tl.tensor:
+    """Device: the scale of a row whose largest magnitude is ``absmax``; the division is IEEE, as in
+    :func:`quantize_rows`."""
+    return tl.div_rn(tl.maximum(absmax, absmax_floor), 448.0)
+
+
+@jit
+def codes_fp8(values: tl.tensor, row_scale: tl.tensor, codes: tl.tensor) -> tl.tensor:
+    """Device: float32 ``values`` as FP8 of the dtype that ``codes`` points to; the clamp precedes the cast."""
+    scaled = values * tl.div_rn(1.0, row_scale)
+    clamped = tl.minimum(tl.maximum(scaled, -448.0), 448.0)
+    return clamped.to(codes.dtype.element_ty)
+
+
+@jit
 def store_row_fp8(
     values: tl.tensor,
     codes: tl.tensor,
@@ -53,15 +68,9 @@ def store_row_fp8(
     size: tl.tensor,
     absmax_floor: tl.tensor,
 ) -> None:
-    """Device: quantises one row held in float32 ``values`` and stores its codes and its scale.
-
-    The division is IEEE and the clamp precedes the cast: both as in :func:`quantize_rows`.
-    """
-    absmax = tl.maximum(tl.max(tl.abs(tl.where(mask, values, 0.0)), axis=0), absmax_floor)
-    row_scale = tl.div_rn(absmax, 448.0)
-    scaled = values * tl.div_rn(1.0, row_scale)
-    clamped = tl.minimum(tl.maximum(scaled, -448.0), 448.0)
-    tl.store(codes + row * size + columns, clamped.to(codes.dtype.element_ty), mask=mask)
+    """Device: quantises one row held in float32 ``values`` and stores its codes and its scale."""
+    row_scale = row_scale_fp8(tl.max(tl.abs(tl.where(mask, values, 0.0)), axis=0), absmax_floor)
+    tl.store(codes + row * size + columns, codes_fp8(values, row_scale, codes), mask=mask)
     tl.store(scale + row, row_scale)
 
 
@@ -74,8 +83,10 @@ def _quant_kernel(
     size: tl.tensor,
     absmax_floor: tl.tensor,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """One row a program: ``x[T, size]`` (row stride ``x_stride``) to ``codes[T, size]`` and ``scale[T]``."""
+    after_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
@@ -85,7 +96,7 @@ def _quant_kernel(
 
 def row_warps(block: int) -> int:
     """Warps for a program that holds one row of ``block`` elements: about 16 elements a thread."""
-    return min(16, max(1, block // 512))
+    return min(16, max(1, next_power_of_2(block) // 512))
 
 
 def empty_codes(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,6 +112,14 @@ def quant_per_token_triton(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     block = next_power_of_2(size)
     if rows:
         _quant_kernel[(rows,)](
-            x, codes, scale, x.stride(0), size, ABSMAX_FLOOR, BLOCK=block, num_warps=row_warps(block)
+            x,
+            codes,
+            scale,
+            x.stride(0),
+            size,
+            ABSMAX_FLOOR,
+            BLOCK=block,
+            num_warps=row_warps(block),
+            **overlap(),
         )
     return codes, scale

@@ -10,13 +10,13 @@ from typing import Any
 from flashrec.kernels import (
     decode_attention,
     decode_attention_triton,
+    gemm,
     linear,
     prefill_attention,
     qk_norm_rope_store,
     quantize,
     rms_norm,
     silu_mul,
-    split_gemm,
     trie_expand,
     trie_expand_triton,
 )
@@ -68,11 +68,11 @@ _SPECS = (
         Tolerance.MEASURED,
         {TRITON: qk_norm_rope_store.qk_norm_rope_store_triton},
     ),
-    _spec(linear.linear, Tolerance.MEASURED, {TRITON: split_gemm.linear_triton, CUBLAS: linear.linear_cublas}),
+    _spec(linear.linear, Tolerance.MEASURED, {TRITON: gemm.linear_triton, CUBLAS: linear.linear_cublas}),
     _spec(
         linear.linear_fp8,
         Tolerance.MEASURED,
-        {TRITON: split_gemm.linear_fp8_triton, SCALED_MM: linear.linear_fp8_scaled_mm},
+        {TRITON: gemm.linear_fp8_triton, SCALED_MM: linear.linear_fp8_scaled_mm},
     ),
     _spec(
         decode_attention.shared_prefix_attention,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashrec.kernels._triton import jit, next_power_of_2, tl
+from flashrec.kernels._triton import after_previous, jit, next_power_of_2, overlap, tl
 from flashrec.kernels.quantize import (
     ABSMAX_FLOOR,
     empty_codes,
@@ -61,11 +61,13 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     QUANTIZE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """One row a program. ``x``, ``residual`` [T, size] by row stride; ``out``, ``summed`` contiguous.
 
     ``out`` holds FP8 codes with ``scale[T]`` when ``QUANTIZE``; ``summed`` is written when ``HAS_RESIDUAL``.
     """
+    after_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < size
@@ -114,6 +116,7 @@ def _launch(
             HAS_RESIDUAL=residual is not None,
             QUANTIZE=scale is not None,
             num_warps=row_warps(block),
+            **overlap(),
         )
     return summed
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 TILE_M = 64
 """Matrix rows of one attention program: query rows times the query heads that share a K/V head.
@@ -35,7 +36,12 @@ def count_row_tiles(rows: Sequence[int], tile: int) -> int:
 
 
 def row_tiles(rows: Sequence[int], tile: int, capacity: int | None = None) -> RowTiles:
-    """Cuts each request's rows into tiles; request ``i`` starts where ``i - 1`` ended. On the host.
+    """:func:`tile_table` as tensors, on the host."""
+    return RowTiles(*torch.from_numpy(tile_table(rows, tile, capacity)).unbind(0))
+
+
+def tile_table(rows: Sequence[int], tile: int, capacity: int | None = None) -> NDArray[np.int32]:
+    """Cuts each request's rows into tiles; request ``i`` starts where ``i - 1`` ended: int32 [3, num_tiles].
 
     ``capacity`` pads the result to a fixed number of tiles (a captured graph's); ``ValueError`` if too small.
     """
@@ -45,10 +51,10 @@ def row_tiles(rows: Sequence[int], tile: int, capacity: int | None = None) -> Ro
     size = needed if capacity is None else capacity
     if needed > size:
         raise ValueError(f"row tiles: {needed} tiles do not fit a capacity of {size}; enlarge the bucket")
-    request = np.repeat(np.arange(len(counts)), tiles)
-    within = (np.arange(needed) - np.repeat(np.cumsum(tiles) - tiles, tiles)) * tile
+    request = np.arange(len(counts)).repeat(tiles)
+    within = (np.arange(needed) - (tiles.cumsum() - tiles)[request]) * tile
     table = np.zeros((3, size), dtype=np.int32)
     table[0, :needed] = request
-    table[1, :needed] = (np.cumsum(counts) - counts)[request] + within
+    table[1, :needed] = (counts.cumsum() - counts)[request] + within
     table[2, :needed] = np.minimum(counts[request] - within, tile)
-    return RowTiles(*torch.from_numpy(table).unbind(0))
+    return table

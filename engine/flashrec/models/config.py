@@ -37,6 +37,13 @@ class ModelConfig:
         """Output rows of the fused QKV projection."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
+    @property
+    def projection_sizes(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs) of a layer's four fused projections: QKV, output, gate and up, down."""
+        hidden, inter = self.hidden_size, self.intermediate_size
+        q_size = self.num_heads * self.head_dim
+        return (self.qkv_size, hidden), (hidden, q_size), (2 * inter, hidden), (hidden, inter)
+
     def kv_bytes_per_token(self, dtype_size: int) -> int:
         """Bytes of keys and values that one token takes in the pool (SPEC M11)."""
         return 2 * self.num_kv_heads * self.head_dim * self.num_layers * dtype_size

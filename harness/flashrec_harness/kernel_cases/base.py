@@ -59,6 +59,7 @@ class Output:
     rule: Rule = Rule.MEASURED
     codes_apart: float = CODES_APART
     code_steps: int = 1
+    code_slack: float = 0.0
     precision: torch.dtype | None = None
 
 

@@ -36,9 +36,12 @@ def _summed(result: Any, _: Sequence[Any]) -> list[Output]:
     return [Output("out", result[0]), Output("residual", result[1])]
 
 
-def code_outputs(codes: torch.Tensor, scale: torch.Tensor, lane: Lane, *, apart: float = CODES_APART) -> list[Output]:
-    """The two outputs of a quantising kernel."""
-    return [Output("codes", codes, Rule.CODES, apart, lane.code_steps), Output("scale", scale, precision=lane.dtype)]
+def code_outputs(codes: torch.Tensor, scale: torch.Tensor, lane: Lane, *, slack: float = 0.0) -> list[Output]:
+    """The two outputs of a kernel that quantises what it computed, rounded to the lane's dtype: so is the scale."""
+    return [
+        Output("codes", codes, Rule.CODES, code_steps=lane.code_steps, code_slack=slack),
+        Output("scale", scale, precision=lane.dtype),
+    ]
 
 
 @st.composite
@@ -115,9 +118,14 @@ def silu_mul_quant_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
 
 @st.composite
 def quant_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
-    """:func:`flashrec.kernels.quantize.quant_per_token`: same input, so the same codes."""
+    """:func:`flashrec.kernels.quantize.quant_per_token`: same input, so the same codes and the same scale."""
     apart = 0.0 if lane.compiled else CODES_APART
-    return _row_case(draw, lane, 1, lambda result, _: code_outputs(result[0], result[1], lane, apart=apart))
+
+    def outputs(result: Any, _: Sequence[Any]) -> list[Output]:
+        codes = Output("codes", result[0], Rule.CODES, apart, lane.code_steps)
+        return [codes, Output("scale", result[1], Rule.BITWISE)]
+
+    return _row_case(draw, lane, 1, outputs)
 
 
 def random_fp8(data: Draws, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:

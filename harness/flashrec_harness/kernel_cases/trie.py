@@ -10,6 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 from flashrec.kernels.trie_expand import Children, Hypotheses, LeafLists
+from flashrec.search.filters import REQUEST_STRIDE
 from flashrec_harness.equivalence import Rule
 from flashrec_harness.kernel_cases.base import Argument, Draws, KernelCase, Lane, Output, draws, exact
 
@@ -50,16 +51,15 @@ def random_lists(data: Draws, children: Children, kinds: Sequence[str]) -> LeafL
         links = children.table if children.table is not None else children.child_start
         assert links is not None
         leaves = int(links.max()) + (children.table is not None)
-    stride = leaves + 1
     listed = [
-        torch.rand(leaves, generator=data.generator).lt(0.5).nonzero().flatten() + request * stride
+        torch.rand(leaves, generator=data.generator).lt(0.5).nonzero().flatten() + request * REQUEST_STRIDE
         for request, kind in enumerate(kinds)
         if kind != "none"
     ]
     device = data.lane.device
     return LeafLists(
         keys=torch.cat(listed or [torch.empty(0, dtype=torch.int64)]).to(device),
-        stride=stride,
+        stride=REQUEST_STRIDE,
         allow=torch.tensor([kind == "allow" for kind in kinds], device=device),
         exclude=torch.tensor([kind == "exclude" for kind in kinds], device=device),
     )
