@@ -71,8 +71,15 @@ class EngineConfig(BaseModel):
         1 << 20, ge=1, description="SIDs that the exclude and allow lists of a wave may name together"
     )
     queue_size: int = Field(1024, ge=1, description="requests that wait for a wave; more are refused")
+    max_head_delay_ms: int = Field(
+        200, ge=0, description="how much later a request may arrive and still overtake; 0 is strictly in order"
+    )
     dense_trie_cells: int = Field(
         1 << 20, ge=0, description="trie levels with at most this many cells are dense, the others CSR"
+    )
+    max_catalogs: int = Field(4, ge=1, description="catalogs served at once, each under a name of its own")
+    catalog_bytes: int = Field(
+        1 << 30, ge=1, description="device memory for the tries of all catalogs, earlier revisions included"
     )
     record_ledger: bool = Field(False, description="record a digest of every step's inputs on the device")
     invariance_check: bool = Field(True, description="prove at start that a request's bits do not depend on its wave")

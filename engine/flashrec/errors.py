@@ -27,6 +27,10 @@ class CatalogError(FlashRecError):
     """A catalog file is malformed or names codes that the layout does not have."""
 
 
+class CatalogStateError(FlashRecError):
+    """The engine's catalogs cannot be changed like this now, such as going back to nothing; servers answer 409."""
+
+
 class RequestError(FlashRecError):
     """A request is invalid. ``field`` names the offending field; servers answer 400."""
 
@@ -50,3 +54,7 @@ class NonFiniteError(FlashRecError):
 
 class EngineFault(FlashRecError):  # noqa: N818 - a state of the engine, not a kind of bad input
     """The engine cannot go on; every waiting request gets this, and a server ends with status 1."""
+
+
+class CaptureError(EngineFault):
+    """An operation cannot be captured as a CUDA graph."""

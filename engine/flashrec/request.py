@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class ScoreSpace(StrEnum):
@@ -28,7 +31,8 @@ class Request:
     that samples repeats itself too.
 
     A semantic ID is the tuple of its 0-based codes, one per level. ``exclude_*`` names what must not be
-    returned; ``allow_*`` restricts the search to the union of both lists.
+    returned; ``allow_*`` restricts the search to the union of both lists. ``catalog`` is a served catalog's name, or
+    the ``name@revision`` that an earlier answer reported.
     """
 
     input_ids: tuple[int, ...]
@@ -47,6 +51,7 @@ class Request:
     exclude_items: tuple[str, ...] = ()
     allow_sids: tuple[tuple[int, ...], ...] | None = None
     allow_items: tuple[str, ...] | None = None
+    catalog: str | None = None
     rid: str = ""
 
 
@@ -66,11 +71,24 @@ class Beam(NamedTuple):
     items: tuple[str, ...] = ()
 
 
-class LazyBeams(Sequence[Beam]):
-    """Beams that ``build`` makes when they are first looked at; equal to any sequence of equal beams."""
+class BeamArrays(NamedTuple):
+    """A request's beams as arrays, best first: ``token_ids`` int32 [n, length], ``cumulative_logprob`` and ``score``
+    float32 [n]."""
 
-    def __init__(self, build: Callable[[], Sequence[Beam]]) -> None:
+    token_ids: NDArray[np.int32]
+    cumulative_logprob: NDArray[np.float32]
+    score: NDArray[np.float32]
+
+
+class LazyBeams(Sequence[Beam]):
+    """Beams that ``build`` makes when they are first looked at; equal to any sequence of equal beams.
+
+    ``arrays`` gives the same without an object for each.
+    """
+
+    def __init__(self, build: Callable[[], Sequence[Beam]], arrays: Callable[[], BeamArrays]) -> None:
         self._build = build
+        self.arrays = arrays
 
     @functools.cached_property
     def _beams(self) -> tuple[Beam, ...]:
@@ -86,6 +104,9 @@ class LazyBeams(Sequence[Beam]):
     def __len__(self) -> int:
         return len(self._beams)
 
+    def __iter__(self) -> Iterator[Beam]:
+        return iter(self._beams)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._beams == tuple(other)
 
@@ -98,10 +119,14 @@ class LazyBeams(Sequence[Beam]):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The ranked beams of one request, with what its wave spent on it."""
+    """The ranked beams of one request, with what its wave spent on it.
+
+    ``catalog`` is the ``name@revision`` that it was searched in, ``None`` without a catalog.
+    """
 
     rid: str
     beams: Sequence[Beam]
     prompt_tokens: int
     cached_tokens: int
     score_space: ScoreSpace
+    catalog: str | None = None

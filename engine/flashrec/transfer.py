@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -23,6 +25,24 @@ def upload(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
 def overwrite(target: torch.Tensor, array: NDArray[np.generic]) -> None:
     """Copy ``array`` over a static device tensor, ordered on the current stream."""
     target.copy_(staged(array, target.device), non_blocking=True)
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all uploads: the allocator gives a block back to the stream that it came from."""
+    return torch.cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def side_stream(device: torch.device) -> Iterator[None]:
+    """This thread's device work runs beside the waves instead of between them, and is done when the block ends."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = _side_stream(device)
+    with torch.cuda.stream(stream):
+        yield
+    stream.synchronize()
 
 
 class StaticBlock:

@@ -23,11 +23,12 @@ SERVER_FLAGS: dict[str, tuple[Any, str]] = {
     "request_timeout_s": (float, "deadline of a request that names none, in seconds"),
     "drain_timeout_s": (float, "how long shutdown waits for running requests, in seconds"),
     "max_body_bytes": (int, "largest request body"),
+    "catalog_dir": (Path, "the only directory that /catalog loads catalogs from; default none"),
     "profiler_dir": (
         Path,
         "the only directory that traces go to; default FLASHREC_TORCH_PROFILER_DIR, else ./profiles",
     ),
-    "body_timeout_s": (float, "how long a client may take to send a request's body, in seconds"),
+    "body_timeout_s": (float, "seconds for a client to send a head, then a body, and to go on reading an answer"),
     "max_in_flight": (int, "requests held at once, before and in the queue; more are answered 503"),
     "max_prompts": (int, "prompts in one request that holds a list of them"),
     "retry_after_s": (int, "Retry-After of a 503, in seconds"),

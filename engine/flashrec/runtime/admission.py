@@ -1,4 +1,4 @@
-"""Which waiting requests share the next wave: by search depth, rows, pages and cached prefix."""
+"""Which waiting requests share the next wave: by key, age, cached prefix, and the rows and pages that last."""
 
 from __future__ import annotations
 
@@ -10,15 +10,25 @@ from flashrec.kvcache.radix import RadixCache
 from flashrec.runtime.buffers import Bucket
 from flashrec.runtime.member import Member, WaveKey
 
+LOOKAHEAD = 4
+"""Candidates whose cached prefix is looked up, per place in a wave: a long queue must not cost the engine thread."""
+
 
 class Admission:
-    """Holds the budgets of a wave and moves pages between the pool, the cache and its members."""
+    """Holds the budgets of a wave and moves pages between the pool, the cache and its members.
 
-    def __init__(self, cache: RadixCache, buckets: Sequence[Bucket], *, max_filter_keys: int) -> None:
+    ``max_head_delay`` (seconds) bounds what reordering may cost a request: it is overtaken only by requests that
+    arrived at most so much later, and having waited so long it goes before anything that a cached prefix favours.
+    """
+
+    def __init__(
+        self, cache: RadixCache, buckets: Sequence[Bucket], *, max_filter_keys: int, max_head_delay: float
+    ) -> None:
         self.cache = cache
         self.pool = cache.pool
         self.buckets = buckets
         self.max_filter_keys = max_filter_keys
+        self.max_head_delay = max_head_delay
 
     def largest(self, key: WaveKey) -> Bucket:
         """The largest bucket whose passes of this depth the beam slots hold: the budget of a wave."""
@@ -45,19 +55,30 @@ class Admission:
                 f"{member.length} tokens are above the KV pool of {self.pool.usable_pages * self.pool.page_size}",
             )
 
-    def admit(self, waiting: Sequence[Member]) -> list[Member]:
-        """Pick the next wave from ``waiting``, oldest first, and give its members their pages.
-
-        The oldest request is always in; others of its depth and score space follow by longest cached
-        prefix, then age, while rows, requests and pages last. Nobody is starved: each wave takes the head, and
-        when a wave in flight holds the pages that the head needs, there is no next wave yet.
+    def enqueue(self, member: Member, now: float) -> None:
+        """Give a request that arrives ``now`` its turn: later by the share of ``max_head_delay`` that its rows are of
+        a wave's. Wide requests so let narrow ones pass for a while, and no longer: from then on seniority decides.
         """
-        head = waiting[0]
-        rest = [member for member in waiting[1:] if member.key == head.key]
-        rest.sort(key=lambda member: -len(self.cache.match(member.tokens)))
-        rows, keys, budget = 0, 0, self.largest(head.key)
+        member.turn = now + self.max_head_delay * member.width / self.largest(member.key).rows
+        member.late = now + self.max_head_delay
+
+    def admit(self, waiting: Sequence[Member], now: float = 0.0) -> list[Member]:
+        """Pick the next wave from ``waiting``, in order of arrival, and give its members their pages.
+
+        The request whose turn is first is always in, and its key decides, so keys take turns as well. Others of that
+        key follow while rows, requests, filter keys and pages last: those that are late ``now``, by turn, then those
+        with the longest cached prefix. Nobody is starved: each wave takes the first, and when a wave in flight holds
+        the pages that it needs, there is no next wave yet.
+        """
+        head = min(waiting, key=_turn)
+        budget = self.largest(head.key)
+        rest = sorted((one for one in waiting if one.key == head.key and one is not head), key=_turn)
+        late = [one for one in rest if one.late <= now]
+        early = [one for one in rest if one.late > now][: LOOKAHEAD * budget.requests]
+        early.sort(key=lambda one: -len(self.cache.match(one.tokens)))
+        rows, keys = 0, 0
         admitted: list[Member] = []
-        for member in (head, *rest):
+        for member in (head, *late, *early):
             if len(admitted) == budget.requests:
                 break
             fits = rows + member.width <= budget.rows and keys + member.filter_keys <= self.max_filter_keys
@@ -101,3 +122,7 @@ class Admission:
         self.cache.stats.hit_tokens += member.cached
         self.cache.stats.missed_tokens += member.length - member.cached
         return True
+
+
+def _turn(member: Member) -> float:
+    return member.turn

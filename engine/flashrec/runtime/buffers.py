@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from flashrec.kernels.tiles import RowTiles, row_tiles
+from flashrec.kernels.tiles import RowTiles, tile_table
 from flashrec.runtime.member import Member
 from flashrec.search.expand import Sampling, Spans
 from flashrec.transfer import StaticBlock, overwrite
@@ -119,7 +119,6 @@ class DecodeBuffers:
         pages = np.zeros((count, longest), dtype=np.int32)
         for index, member in enumerate(members):
             pages[index, : len(member.pages)] = member.pages
-        tiles = row_tiles(widths.tolist(), self.tile_rows, len(self.tiles.rows))
         self._block.write(
             {
                 "page_table": pages,
@@ -127,7 +126,7 @@ class DecodeBuffers:
                 "row_request": np.repeat(np.arange(count), widths),
                 "first": np.stack((np.arange(count), np.ones(count, dtype=np.int64), starts, widths)),
                 "later": np.stack((starts, widths, starts, widths)),
-                "tiles": torch.stack(list(tiles)).numpy(),
+                "tiles": tile_table(widths.tolist(), self.tile_rows, len(self.tiles.rows)),
             }
         )
         self.row_request.copy_(self._block["row_request"])

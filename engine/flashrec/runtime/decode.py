@@ -16,7 +16,7 @@ from flashrec.kernels.ops import Ops
 from flashrec.models.base import CausalLM
 from flashrec.profiler import trace_range
 from flashrec.runtime.buffers import DecodeBuffers, WaveLayout
-from flashrec.runtime.ledger import Ledger
+from flashrec.runtime.ledger import Ledger, SlotPositions
 from flashrec.search.expand import Expansion, Frontier, Sampling, Spans, select_expand
 from flashrec.search.filters import FilterSet
 from flashrec.search.levels import Level
@@ -24,18 +24,21 @@ from flashrec.search.levels import Level
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
-    """What a decode pass needs beside a wave's buffers."""
+    """What a decode pass needs beside a wave's buffers; ``positions`` only where a ledger is kept."""
 
     model: CausalLM
     attention: AttentionBackend
     ops: Ops
     beam_base: int
+    positions: SlotPositions | None
 
     def forward(self, buffers: DecodeBuffers, tokens: torch.Tensor, stored: int, pages: int) -> torch.Tensor:
         """Pass number ``stored``: from the beams' newest ``tokens`` int32 [B] to the head's input [B, H]."""
         buffers.ancestors[stored] = buffers.row_index
         positions = buffers.context_len[buffers.row_request] + stored
         slots = buffers.row_index + (self.beam_base + stored * buffers.rows)
+        if self.positions is not None:
+            self.positions.note(slots, positions)
         meta = DecodeMeta(
             page_table=buffers.page_table[:, :pages],
             context_len=buffers.context_len,

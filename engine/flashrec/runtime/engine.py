@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,16 +19,18 @@ from flashrec.profiler import Profiler, trace_range
 from flashrec.request import Request, Result
 from flashrec.runtime.admission import Admission
 from flashrec.runtime.buffers import DecodeBuffers, WaveLayout
+from flashrec.runtime.catalogs import Catalogs, Place
+from flashrec.runtime.counters import Counters
+from flashrec.runtime.flight import Flight, Outcome, mark
 from flashrec.runtime.free import FreeProgram
 from flashrec.runtime.invariance import prove_invariance
-from flashrec.runtime.ledger import Ledger, StepDigest
+from flashrec.runtime.ledger import StepDigest
 from flashrec.runtime.loading import Loaded, load_engine_parts
 from flashrec.runtime.member import Member, WaveKey, validate
 from flashrec.runtime.prefill import Prefill
 from flashrec.runtime.prefill_graph import PrefillGraphs
-from flashrec.runtime.results import catalog_results, free_results, unpack_frontier
+from flashrec.runtime.reload import Reload, Turn, at_once
 from flashrec.runtime.stage import DecodeStage
-from flashrec.search.free import Bank
 from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout
 
@@ -35,34 +38,6 @@ LEDGERS_KEPT = 1024
 """The newest requests whose ledgers an engine keeps."""
 
 Prompt = Request | str | Sequence[int]
-Outcome = Result | NonFiniteError
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the engine has done since it started."""
-
-    waves: int = 0
-    requests: int = 0
-    rows: int = 0
-    padded_rows: int = 0
-    decode_passes: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A launched wave: what :meth:`Engine.finish` needs once the device is done with it.
-
-    ``packed`` int32 [3, rows] is the frontier of a catalog wave on its way to the host; ``banks`` are the
-    finished hypotheses of a wave without one.
-    """
-
-    members: list[Member]
-    layout: WaveLayout
-    packed: torch.Tensor | None
-    banks: list[Bank]
-    ledger: Ledger | None
-    done: torch.cuda.Event | None
 
 
 class Engine:
@@ -80,10 +55,12 @@ class Engine:
         self.profiler = Profiler()
         self.counters = Counters()
         self.stage = DecodeStage(config, self.parts)
+        self._reload = Reload(self.parts.catalogs, self.stage, config.score_space)
         self.admission = Admission(
             self.parts.cache,
             self.stage.buckets,
             max_filter_keys=config.max_filter_keys,
+            max_head_delay=config.max_head_delay_ms / 1e3,
         )
         self.ledgers: dict[str, tuple[StepDigest, ...]] = {}
         self._rids = itertools.count()
@@ -95,6 +72,7 @@ class Engine:
             max_tokens=config.prefill_chunk,
             profiler=self.profiler,
             graphs=self._prefill_graphs(),
+            positions=self.stage.positions,
         )
         self._warm_up()
 
@@ -104,7 +82,13 @@ class Engine:
 
     @property
     def catalog(self) -> Catalog | None:
-        return self.parts.catalog
+        """The catalog of requests that name none, as it is now."""
+        served = self.catalogs.find(None)
+        return None if served is None else served.catalog
+
+    @property
+    def catalogs(self) -> Catalogs:
+        return self.parts.catalogs
 
     @property
     def tokenizer(self) -> Any:
@@ -122,7 +106,7 @@ class Engine:
 
     def prepare(self, request: Request) -> Member:
         """Validate a request. Raises :class:`RequestError` naming the field that is wrong."""
-        member = validate(request, self.parts.limits, self.layout, self.catalog)
+        member = validate(request, self.parts.limits, self.catalogs.find(request.catalog))
         self.admission.check_fits(member)
         return member
 
@@ -179,13 +163,14 @@ class Engine:
         Waves run in the order of their launches. If this raises, the members' pages have been given back.
         """
         key = members[0].key
+        self._reload.tidy()
         buffers = self.stage.buffers(members)
         try:
-            layout = buffers.load(members)
             with trace_range("flashrec.prefill"):
                 self._prefill.run(members, [member.cached for member in members], buffers.head_input)
+            layout = buffers.load(members)  # while the device works on the prompts
             self.profiler.on_forward("decode", key.steps - 1)
-            self._count(members, buffers, key)
+            self.counters.count(members, buffers)
             with trace_range("flashrec.decode"):
                 return self._decode(members, key, buffers, layout)
         except BaseException:
@@ -197,11 +182,33 @@ class Engine:
         done = False
         try:
             with trace_range("flashrec.finalize"):
-                outcomes = self._outcomes(flight)
+                outcomes = flight.outcomes()
+                self._keep(flight.digests())
             done = True
         finally:
             self._release(flight.members, keep=done)
         return outcomes
+
+    def load_catalog(self, name: str, path: Path | str, *, activate: bool = True, turn: Turn = at_once) -> Place:
+        """Serve a catalog under ``name``, in place of the one there, which then stands by; or let it stand by.
+
+        Requests that were prepared before are answered from the revision of then. ``turn`` runs what may not run
+        beside a wave, for callers that are not the thread of the waves. A failure leaves everything as it was.
+
+        Raises:
+            CatalogError: the file is malformed, or does not fit the layout or the device.
+            CatalogStateError: another catalog is being loaded, or the engine was started without one.
+            RequestError: the name is malformed, or one too many.
+        """
+        return self._reload.load(name, Path(path), activate=activate, turn=turn)
+
+    def rollback_catalog(self, name: str, *, turn: Turn = at_once) -> Place:
+        """Exchange a name's catalog and the one that stands by. Raises :class:`CatalogStateError` if none does."""
+        return self._reload.rollback(name, turn=turn)
+
+    def drop_catalog(self, name: str, *, turn: Turn = at_once) -> None:
+        """Serve a name no more. Raises :class:`RequestError` if it is not served, or the default."""
+        self._reload.drop(name, turn=turn)
 
     def flush_cache(self) -> int:
         """Forget every cached prefix; returns the number of pages freed."""
@@ -210,7 +217,7 @@ class Engine:
     def close(self) -> None:
         """Release the checkpoint, the pool and the captured graphs; the engine cannot be used afterwards."""
         device = self.parts.device
-        del self.stage, self.admission, self._prefill, self.parts
+        del self.stage, self.admission, self._reload, self._prefill, self.parts
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -245,35 +252,17 @@ class Engine:
     def _decode(self, members: list[Member], key: WaveKey, buffers: DecodeBuffers, layout: WaveLayout) -> Flight:
         if not key.constrained:
             banks = FreeProgram(self.stage.decoder).run(buffers, layout, members)
-            return Flight(members, layout, None, banks, None, self._mark())
+            return Flight(members, layout, None, banks, None, mark(self.parts.device))
         packed = self.stage.run(members, key, buffers, layout)
         ledger = self.stage.ledger(buffers, key)
         if packed.device.type == "cuda":
             packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True).copy_(packed, non_blocking=True)
-        return Flight(members, layout, packed, [], ledger, self._mark())
+        return Flight(members, layout, packed, [], ledger, mark(self.parts.device))
 
-    def _mark(self) -> torch.cuda.Event | None:
-        """An event after everything queued so far; ``None`` on a CPU, where nothing is queued."""
-        if self.parts.device.type != "cuda":
-            return None
-        event = torch.cuda.Event()
-        event.record()
-        return event
-
-    def _outcomes(self, flight: Flight) -> list[Outcome]:
-        members = flight.members
-        if flight.done is not None:
-            flight.done.synchronize()
-        if flight.packed is None:
-            return free_results(members, flight.banks)
-        assert self.catalog is not None
-        assert self.layout is not None
-        if flight.ledger is not None:
-            for member, record in zip(members, flight.ledger.read(len(members)), strict=True):
-                self.ledgers[member.request.rid] = record
-            while len(self.ledgers) > LEDGERS_KEPT:
-                del self.ledgers[next(iter(self.ledgers))]
-        return catalog_results(members, flight.layout, unpack_frontier(flight.packed), self.catalog, self.layout)
+    def _keep(self, digests: dict[str, tuple[StepDigest, ...]]) -> None:
+        self.ledgers |= digests
+        while len(self.ledgers) > LEDGERS_KEPT:
+            del self.ledgers[next(iter(self.ledgers))]
 
     def _release(self, members: list[Member], *, keep: bool) -> None:
         self.admission.finish(members, keep=keep)
@@ -294,10 +283,9 @@ class Engine:
 
     def _warm_up(self) -> None:
         """Capture the default program's graphs, so that no request waits for one (SPEC P1), and prove R1."""
-        if self.catalog is not None:
-            steps = self.catalog.depth + (1 if self.config.score_end else 0)
-            with torch.inference_mode():
-                self.stage.warm_up(WaveKey(True, self.config.score_space, steps))
+        served = self.catalogs.find(None)
+        if served is not None:
+            self._reload.capture(served)
         if self.config.invariance_check:
             prove_invariance(self)
             self._forget_warm_up()
@@ -308,11 +296,3 @@ class Engine:
         self.stage.reset_counters()
         self.profiler.forward_passes = 0
         self.ledgers.clear()
-
-    def _count(self, members: list[Member], buffers: DecodeBuffers, key: WaveKey) -> None:
-        rows = sum(member.width for member in members)
-        self.counters.waves += 1
-        self.counters.requests += len(members)
-        self.counters.rows += rows
-        self.counters.padded_rows += buffers.rows - rows
-        self.counters.decode_passes += key.steps - 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from flashrec.errors import EngineFault
+from flashrec.errors import CaptureError
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -28,7 +28,7 @@ class CapturedProgram:
     launches ``run`` eagerly once before, which compiles its kernels and fills library caches.
 
     Raises:
-        EngineFault: something in ``run`` cannot be captured; the message names the operation. There is no
+        CaptureError: something in ``run`` cannot be captured; the message names the operation. There is no
             silent eager run instead.
     """
 
@@ -46,7 +46,7 @@ class CapturedProgram:
                 finally:
                     self._graph.capture_end()
         except Exception as error:
-            raise EngineFault(
+            raise CaptureError(
                 f"CUDA graph capture of {name} failed at {_operation(error)}: {error}; "
                 "--disable-cuda-graph runs it step by step"
             ) from error

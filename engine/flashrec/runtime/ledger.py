@@ -2,7 +2,9 @@
 
 A digest is a wrapping int64 sum of mixed integers, one per request, so it needs no order and no host sync.
 Physical page numbers differ between runs; what is hashed is the *content tag* of each page, which names
-the tokens that should lie in it: a page that was recycled too early shows as another tag.
+the tokens that should lie in it: a page that was recycled too early shows as another tag. Positions are those
+that passes were given, kept beside the slots whose keys they rotated: a cached page answers for the pass that
+filled it.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from flashrec.runtime.buffers import DecodeBuffers
 from flashrec.runtime.member import Member
 from flashrec.search.numerics import mix64
 
-FIELDS = ("tokens", "positions", "seq_lens", "kv", "parents", "scores", "logits")
-"""The first five are a step's inputs, the last two what it computed."""
-INPUTS = FIELDS[:5]
+FIELDS = ("seq_lens", "positions", "kv", "logits", "tokens", "parents", "scores")
+"""``seq_lens`` and ``positions`` are what a step was given, ``logits`` what it computed from that, the last three
+what was selected from these; ``kv`` names what lies behind its beams after the selection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,26 @@ class StepDigest:
     digests: dict[str, int]
 
 
-class Ledger:
-    """The records of one bucket, int64 [steps, fields, requests], and the pool's page tags."""
+class SlotPositions:
+    """``table`` int32 [slots]: the position that the key in each slot of the pool was rotated with."""
 
-    def __init__(self, buffers: DecodeBuffers, tags: torch.Tensor, steps: int) -> None:
+    def __init__(self, pool: KVPool) -> None:
+        self.page_size = pool.page_size
+        self.beam_base = pool.beam_base
+        self.table = torch.zeros(pool.k.shape[1], dtype=torch.int32, device=pool.k.device)
+
+    def note(self, slots: torch.Tensor, positions: torch.Tensor) -> None:
+        """A pass stores its keys, rotated by ``positions`` int32 [T], in ``slots`` int32 [T]."""
+        self.table[slots.long()] = positions
+
+
+class Ledger:
+    """The records of one bucket, int64 [steps, fields, requests], the pool's page tags and its keys' positions."""
+
+    def __init__(self, buffers: DecodeBuffers, tags: torch.Tensor, positions: SlotPositions, steps: int) -> None:
         self.buffers = buffers
         self.tags = tags
+        self.positions = positions
         self.records = torch.zeros(steps, len(FIELDS), buffers.requests, dtype=torch.int64, device=tags.device)
 
     def record(
@@ -56,10 +72,8 @@ class Ledger:
         owner = buffers.row_request
         rank = buffers.row_index - buffers.later[0, owner]
         first_parent = buffers.later[0, owner] if step else owner.int()
-        position = buffers.context_len[owner] + step
         values = {
             "tokens": tokens.long(),
-            "positions": position.long(),
             "parents": (parents - first_parent).long(),
             "scores": (scores + 0.0).view(torch.int32).long(),
         }
@@ -68,6 +82,10 @@ class Ledger:
             self._sum(step, name, mix64(value ^ mix64(rank.long())) * live, owner)
         bits = mix64(logits.float().view(torch.int32).long()).sum(1) * rows_valid.long()
         self._sum(step, "logits", bits, rows)
+        if step:
+            self._sum(step, "positions", mix64(self._beam_positions(step) ^ mix64(rank.long())) * rows_valid, rows)
+        else:
+            self.records[step, FIELDS.index("positions")] = self._prompt_positions()
         self.records[step, FIELDS.index("seq_lens")] = mix64((buffers.context_len + step).long())
         self.records[step, FIELDS.index("kv")] = self._context()
         if step:
@@ -77,6 +95,19 @@ class Ledger:
         field = self.records[step, FIELDS.index(name)]
         field.zero_()
         field.index_add_(0, owner, values)
+
+    def _prompt_positions(self) -> torch.Tensor:
+        """int64 [requests]: where each prompt's keys stand, by the passes that stored them."""
+        size, table = self.positions.page_size, self.buffers.page_table
+        place = torch.arange(table.shape[1] * size, device=table.device)
+        slots = table.long().repeat_interleave(size, dim=1) * size + place % size
+        stored = place < self.buffers.context_len.unsqueeze(1)
+        return (mix64(self.positions.table[slots].long() ^ mix64(place)) * stored).sum(1)
+
+    def _beam_positions(self, step: int) -> torch.Tensor:
+        """int64 [B]: the position of each row in the pass that this step's logits come from."""
+        first = self.positions.beam_base + (step - 1) * self.buffers.rows
+        return self.positions.table[first : first + self.buffers.rows].long()
 
     def _lineage(self, step: int, owner: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
         """int64 [B]: in which rows of its request a beam's earlier tokens stand."""

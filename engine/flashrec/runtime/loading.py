@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +23,18 @@ from flashrec.models.base import CausalLM, ModelOptions
 from flashrec.models.config import ModelConfig, read_raw_config
 from flashrec.models.registry import model_class
 from flashrec.models.weights import kv_scales, load_weights
+from flashrec.runtime.catalogs import DEFAULT, Catalogs
 from flashrec.runtime.member import Limits
 from flashrec.runtime.memory import MemoryPlan, plan_memory
-from flashrec.sid.cache import load_catalog_and_trie
-from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout, infer_layout
 from flashrec.sid.peek import peek_depth
-from flashrec.sid.trie import Trie
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """The parts of an engine. ``layout``, ``catalog`` and ``trie`` are ``None`` for a search without a catalog;
-    ``decode_ops`` are the kernels of beam passes, ``ops`` those of prompts."""
+    """The parts of an engine. ``layout`` is ``None`` for a search without a catalog."""
 
     device: torch.device
     model: CausalLM
@@ -45,11 +42,9 @@ class Loaded:
     cache: RadixCache
     attention: AttentionBackend
     ops: Ops
-    decode_ops: Ops
     tokenizer: Any
     layout: SidLayout | None
-    catalog: Catalog | None
-    trie: Trie | None
+    catalogs: Catalogs
     limits: Limits
     memory: MemoryPlan
     fp8: bool
@@ -72,8 +67,11 @@ def load_engine_parts(config: EngineConfig) -> Loaded:
     model_config = kind.parse_config(raw, config.model_path)
     fp8 = _uses_fp8(config, model_config)
     tokenizer = load_tokenizer(config.model_path)
-    layout, catalog, trie = load_catalog_parts(config, tokenizer)
-    levels = 0 if catalog is None else catalog.depth + (1 if config.score_end else 0)
+    layout = load_layout(config, tokenizer)
+    catalogs = Catalogs(config, layout, config.torch_device)
+    if config.sid_vocab_file is not None:
+        catalogs.place(catalogs.read(DEFAULT, config.sid_vocab_file))
+    levels = 0 if layout is None else layout.depth + (1 if config.score_end else 0)
     passes = levels - 1 if levels else config.max_decode_steps - 1
     device = config.torch_device
     memory = plan_memory(config, model_config, passes, _weight_bytes(config, model_config, fp8))
@@ -83,6 +81,7 @@ def load_engine_parts(config: EngineConfig) -> Loaded:
         config.compute_dtype,
         "fp8" if fp8 else "none",
         kernels="torch" if config.attention_backend == "torch" else "auto",
+        weights=model_config.projection_sizes,
         enable_fused_rms_fp8=config.enable_fused_rms_fp8,
         enable_fused_silu_fp8=config.enable_fused_silu_fp8,
         enable_fused_qk_rope_kv=config.enable_fused_qk_rope_kv,
@@ -104,18 +103,15 @@ def load_engine_parts(config: EngineConfig) -> Loaded:
         cache=RadixCache(pool, enabled=not config.disable_radix_cache),
         attention=select_attention(config, pool, model_config.num_heads, ops, fp8=fp8),
         ops=ops,
-        decode_ops=replace(ops, linear=ops.linear_decode, linear_fp8=ops.linear_fp8_decode),
         tokenizer=tokenizer,
         layout=layout,
-        catalog=catalog,
-        trie=trie,
+        catalogs=catalogs,
         limits=Limits(
             vocab_size=model_config.vocab_size,
             max_context=memory.max_context,
             max_beam_width=config.max_beam_width,
             max_decode_steps=config.max_decode_steps,
             default_space=config.score_space,
-            score_end=config.score_end,
             eos_token_ids=model_config.eos_token_ids,
         ),
         memory=memory,
@@ -134,18 +130,16 @@ def load_tokenizer(model_path: Path) -> Any:
         raise CheckpointError(f"{model_path}: the tokenizer cannot be read ({reason})") from None
 
 
-def load_catalog_parts(config: EngineConfig, tokenizer: Any) -> tuple[SidLayout | None, Catalog | None, Trie | None]:
-    """Layout, catalog and trie, or three times ``None`` without ``sid_vocab_file``."""
+def load_layout(config: EngineConfig, tokenizer: Any) -> SidLayout | None:
+    """The layout of every catalog that this engine will serve, or ``None`` without ``sid_vocab_file``."""
     if config.sid_vocab_file is None:
         if config.sid is not None:
             raise ConfigError("sid: needs sid_vocab_file, the catalog whose codes it places")
-        return None, None, None
+        return None
     if tokenizer is None:
         raise CheckpointError(f"{config.model_path}: a catalog needs the tokenizer ({' and '.join(TOKENIZER_FILES)})")
     depth = peek_depth(config.sid_vocab_file)
-    layout = infer_layout(tokenizer, depth=depth, override=config.sid)
-    catalog, trie = load_catalog_and_trie(config.sid_vocab_file, layout)
-    return layout, catalog, trie
+    return infer_layout(tokenizer, depth=depth, override=config.sid)
 
 
 def _uses_fp8(config: EngineConfig, model: ModelConfig) -> bool:

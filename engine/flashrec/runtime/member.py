@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from flashrec.errors import RequestError
 from flashrec.kvcache.radix import PageNode
 from flashrec.request import Request, ScoreSpace
+from flashrec.runtime.catalogs import ServedCatalog
 from flashrec.search.filters import LeafFilter, resolve_filter
 from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout
@@ -25,11 +27,17 @@ MAX_LENGTH_PENALTY = 16.0
 
 @dataclass(frozen=True, slots=True)
 class WaveKey:
-    """What the requests of a wave must share: one search depth and one score space."""
+    """What the requests of a wave must share: one search depth, one score space, one revision of a catalog (from 1).
+
+    Requests that sample keep to themselves: they are scored by other operations, whose last bits differ from the
+    trie kernel's (H200, 2026-11-30), so that a request at temperature 0 must never be in their wave.
+    """
 
     constrained: bool
     space: ScoreSpace
     steps: int
+    revision: int = 0
+    sampled: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +45,9 @@ class Member:
     """One request of a wave. ``tokens`` int32 is its prompt with the begin token that the engine appended.
 
     ``path`` are the cached pages that it reads, ``pages`` all its pages in order and ``cached`` the tokens that
-    the cache holds, set on admission.
+    the cache holds, set on admission. ``served`` is what it is searched in, whatever its name stands for by then.
+    ``turn`` and ``late`` are when it is due and when overdue, in seconds of its queue's clock; without a queue the
+    order of the requests decides.
     """
 
     request: Request
@@ -46,6 +56,9 @@ class Member:
     key: WaveKey
     stop_tokens: tuple[int, ...]
     leaf_filter: LeafFilter | None
+    served: ServedCatalog | None = None
+    turn: float = 0.0
+    late: float = math.inf
     path: list[PageNode] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     cached: int = 0
@@ -70,29 +83,29 @@ class Limits:
     max_beam_width: int
     max_decode_steps: int
     default_space: ScoreSpace
-    score_end: bool
     eos_token_ids: tuple[int, ...]
 
 
-def validate(request: Request, limits: Limits, layout: SidLayout | None, catalog: Catalog | None) -> Member:
-    """Check every field against the engine (SPEC B1a, V4) and resolve what depends on the catalog.
+def validate(request: Request, limits: Limits, served: ServedCatalog | None) -> Member:
+    """Check every field against the engine (SPEC B1a, V4) and resolve what depends on the catalog ``served``.
 
     Raises:
         RequestError: naming the first field that is wrong.
     """
-    constrained = catalog is not None if request.constrained is None else request.constrained
-    if constrained and (catalog is None or layout is None):
+    if request.constrained and served is None:
         raise RequestError("constrained", "the engine has no catalog; start it with --sid-vocab-file")
+    if request.constrained is False:
+        served = None
+    constrained = served is not None
     width = _width(request, limits)
     _check_numbers(request)
-    tokens = _prompt(request.input_ids, limits, layout.begin if constrained and layout else None)
+    tokens = _prompt(request.input_ids, limits, None if served is None else served.layout.begin)
     space = _space(request, limits, constrained)
-    if constrained:
-        assert catalog is not None
-        assert layout is not None
-        steps = catalog.depth + (1 if limits.score_end else 0)
-        _check_max_tokens(request.max_tokens, emitted_tokens(catalog, layout))
-        leaf_filter = resolve_filter(request, catalog)
+    if served is not None:
+        steps = len(served.tries)
+        _check_max_tokens(request.max_tokens, emitted_tokens(served.catalog, served.layout))
+        leaf_filter = resolve_filter(request, served.catalog)
+        _check_no_stop_inside(request.stop_token_ids, served.layout, limits)
         stop_tokens: tuple[int, ...] = ()
     else:
         steps = _free_steps(request, limits, width)
@@ -103,9 +116,12 @@ def validate(request: Request, limits: Limits, layout: SidLayout | None, catalog
         request=request,
         tokens=tokens,
         width=width,
-        key=WaveKey(constrained, space, steps),
+        key=WaveKey(
+            constrained, space, steps, 0 if served is None else served.revision, sampled=request.temperature > 0
+        ),
         stop_tokens=stop_tokens,
         leaf_filter=leaf_filter,
+        served=served,
     )
 
 
@@ -145,10 +161,12 @@ def _check_numbers(request: Request) -> None:
 def _prompt(input_ids: Sequence[int], limits: Limits, begin: int | None) -> NDArray[np.int32]:
     if len(input_ids) == 0:
         raise RequestError("input_ids", "the prompt is empty")
-    ids = np.asarray(input_ids)
-    if ids.dtype.kind not in "iu":
-        raise RequestError("input_ids", "token ids must be 64-bit integers")
-    outside = (ids < 0) | (ids >= limits.vocab_size)
+    try:
+        # A third of the time of np.asarray, which must find out a type first.
+        ids = np.frombuffer(struct.pack(f"={len(input_ids)}q", *input_ids), dtype=np.int64)
+    except struct.error:
+        raise RequestError("input_ids", "token ids must be 64-bit integers") from None
+    outside = ids.view(np.uint64) >= limits.vocab_size  # a negative one is large there
     if outside.any():
         where = int(np.argmax(outside))
         raise RequestError(
@@ -191,13 +209,25 @@ def _free_steps(request: Request, limits: Limits, width: int) -> int:
 
 
 def _stop_tokens(request: Request, limits: Limits) -> tuple[int, ...]:
-    bad = [token for token in request.stop_token_ids if not 0 <= token < limits.vocab_size]
-    if bad:
-        raise RequestError("stop_token_ids", f"token id {bad[0]} is outside 0 .. {limits.vocab_size - 1}")
+    _check_in_vocabulary(request.stop_token_ids, limits)
     if request.ignore_eos:
         # SGLang's ignore_eos drops the request's own stop tokens as well.
         return () if request.semantics == "sglang" else tuple(request.stop_token_ids)
     return tuple(sorted({*request.stop_token_ids, *limits.eos_token_ids}))
+
+
+def _check_no_stop_inside(stop_token_ids: Sequence[int], layout: SidLayout, limits: Limits) -> None:
+    """A catalog search ends with its SID: stop tokens change nothing there, unless they are a SID's own."""
+    _check_in_vocabulary(stop_token_ids, limits)
+    inside = sorted(set(stop_token_ids).intersection(layout.sid_tokens.tolist())) if stop_token_ids else []
+    if inside:
+        raise RequestError("stop_token_ids", f"token id {inside[0]} is part of semantic IDs, which are returned whole")
+
+
+def _check_in_vocabulary(stop_token_ids: Sequence[int], limits: Limits) -> None:
+    bad = [token for token in stop_token_ids if not 0 <= token < limits.vocab_size]
+    if bad:
+        raise RequestError("stop_token_ids", f"token id {bad[0]} is outside 0 .. {limits.vocab_size - 1}")
 
 
 def _refuse_catalog_fields(request: Request) -> None:
@@ -207,3 +237,5 @@ def _refuse_catalog_fields(request: Request) -> None:
     for name in ("allow_sids", "allow_items"):
         if getattr(request, name) is not None:
             raise RequestError(name, "needs a catalog")
+    if request.catalog is not None:
+        raise RequestError("catalog", "contradicts constrained: leave one of them out")

@@ -14,6 +14,7 @@ from flashrec.batch import Ends, ForwardBatch
 from flashrec.kernels.ops import Ops
 from flashrec.models.base import CausalLM
 from flashrec.profiler import Profiler
+from flashrec.runtime.ledger import SlotPositions
 from flashrec.runtime.member import Member
 from flashrec.runtime.prefill_graph import PrefillGraphs
 from flashrec.transfer import upload
@@ -57,6 +58,7 @@ class Prefill:
         max_tokens: int,
         profiler: Profiler,
         graphs: PrefillGraphs | None,
+        positions: SlotPositions | None,
     ) -> None:
         self.model = model
         self.attention = attention
@@ -65,6 +67,7 @@ class Prefill:
         self.max_tokens = max_tokens
         self.profiler = profiler
         self.graphs = graphs
+        self.positions = positions
 
     def run(self, members: Sequence[Member], cached: Sequence[int], out: torch.Tensor) -> None:
         """Store K and V of every uncached token, and write the head's input [members, H] to ``out``."""
@@ -73,35 +76,44 @@ class Prefill:
             self._pass(members, segments, out)
 
     def _pass(self, members: Sequence[Member], segments: list[Segment], out: torch.Tensor) -> None:
-        tokens = np.concatenate([self._segment(members[seg.member], seg) for seg in segments], axis=1)
-        lengths = [seg.end - seg.start for seg in segments]
-        last = [
-            (offset - 1, seg.member)
-            for offset, seg in zip(np.cumsum(lengths).tolist(), segments, strict=True)
-            if seg.end == members[seg.member].length
-        ]
-        rows, owners = np.array(last, dtype=np.int64).reshape(-1, 2).T.copy()
-        meta = PrefillMeta(
-            query_lens=lengths,
-            kv_lens=[seg.end for seg in segments],
-            pages=[members[seg.member].pages for seg in segments],
-            positions=tokens[1],
-            ends=rows,
-        )
+        tokens, meta = lay_out(members, segments, self.page_size)
+        owners = [seg.member for seg in segments if seg.end == members[seg.member].length]
         # Prompts end in the order of the members, so a wave of one pass fills ``out`` from its start.
-        place = slice(owners[0], owners[-1] + 1) if len(owners) else slice(0)
+        place = slice(owners[0], owners[-1] + 1) if owners else slice(0)
+        if self.positions is not None:
+            _, used, slots = upload(tokens, out.device)
+            self.positions.note(slots, used)
         if self.graphs is not None and self.graphs.holds(tokens.shape[1], len(segments)):
             out[place] = self.graphs.run(tokens, meta)
             return
         ids, positions, slots = upload(tokens, out.device)
-        ends = Ends(upload(rows, out.device), self.attention.prefill_ends(meta))
+        ends = Ends(upload(meta.ends, out.device), self.attention.prefill_ends(meta))
         batch = ForwardBatch(positions, slots, self.attention.prefill(meta), self.ops, ends)
         hidden, residual = self.model.forward(ids, batch)
         out[place] = self.model.final_norm(hidden, residual, batch)
 
-    def _segment(self, member: Member, seg: Segment) -> NDArray[np.int32]:
-        """Token ids, positions and slots, int32 [3, length]."""
-        positions = np.arange(seg.start, seg.end, dtype=np.int32)
-        pages = np.asarray(member.pages, dtype=np.int32)[positions // self.page_size]
-        slots = pages * np.int32(self.page_size) + positions % np.int32(self.page_size)
-        return np.stack((member.tokens[seg.start : seg.end], positions, slots))
+
+def lay_out(
+    members: Sequence[Member], segments: Sequence[Segment], page_size: int
+) -> tuple[NDArray[np.int32], PrefillMeta]:
+    """A pass as arrays: token ids, positions and slots, int32 [3, T], and what its attention is told."""
+    owners = [members[seg.member] for seg in segments]
+    starts, ends = np.array([(seg.start, seg.end) for seg in segments]).T
+    offsets = (ends - starts).cumsum()
+    request = np.arange(len(segments)).repeat(ends - starts)
+    positions = np.arange(offsets[-1]) + (ends - offsets)[request]
+    counts = -(-ends // page_size)
+    table = np.zeros((len(segments), counts.max()), dtype=np.int32)
+    for row, owner, count in zip(table, owners, counts.tolist(), strict=True):
+        row[:count] = owner.pages[:count]
+    slots = table[request, positions // page_size] * page_size + positions % page_size
+    ids = np.concatenate([owner.tokens[seg.start : seg.end] for owner, seg in zip(owners, segments, strict=True)])
+    tokens = np.stack((ids, positions, slots)).astype(np.int32)
+    meta = PrefillMeta(
+        query_lens=(ends - starts).tolist(),
+        kv_lens=ends.tolist(),
+        page_table=table,
+        positions=tokens[1],
+        ends=(offsets - 1)[ends == [owner.length for owner in owners]],
+    )
+    return tokens, meta

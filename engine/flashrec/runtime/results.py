@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from flashrec.errors import NonFiniteError
-from flashrec.request import Beam, LazyBeams, Result
+from flashrec.request import Beam, BeamArrays, LazyBeams, Request, Result
 from flashrec.runtime.buffers import WaveLayout
 from flashrec.runtime.member import Member
 from flashrec.search.expand import Frontier
-from flashrec.search.filters import visible_items
+from flashrec.search.filters import VisibleItems
 from flashrec.search.free import Bank
 from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout
@@ -50,24 +50,33 @@ def catalog_results(
 
     They are built when somebody first looks at them, on the thread that does: not on the engine's.
     """
-    kept = [
-        _kept_rows(member, rows, start, width) for member, (start, width) in zip(members, layout.spans, strict=True)
-    ]
+    kept = _kept_rows(members, layout, rows)
     wave = WaveBeams(members, kept, rows, catalog, sids)
     return [
         _non_finite(member)
         if not np.isfinite(rows.score[found]).all()
-        else _result(member, LazyBeams(functools.partial(wave.of, index)))
+        else _result(
+            member, LazyBeams(functools.partial(wave.beams_of, index), functools.partial(wave.arrays_of, index))
+        )
         for index, (member, found) in enumerate(zip(members, kept, strict=True))
     ]
 
 
-def _kept_rows(member: Member, rows: HostFrontier, start: int, width: int) -> NDArray[np.intp]:
-    """The member's result rows, best first."""
-    live = np.flatnonzero(rows.valid[start : start + width]) + start
-    if member.request.temperature > 0:
+def _kept_rows(members: Sequence[Member], layout: WaveLayout, rows: HostFrontier) -> list[NDArray[np.intp]]:
+    """Each member's result rows, best first."""
+    live = np.flatnonzero(rows.valid)
+    starts = np.array(layout.starts)
+    bounds = np.searchsorted(live, (starts, starts + layout.widths)).T.tolist()
+    return [
+        _best(member.request, rows, live[first:last]) for member, (first, last) in zip(members, bounds, strict=True)
+    ]
+
+
+def _best(request: Request, rows: HostFrontier, live: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Of a request's live rows, in rank order, those to return; a sampled search ranks by noise, returns by score."""
+    if request.temperature > 0:
         live = live[np.argsort(-rows.score[live], kind="stable")]
-    return live[: member.request.n]
+    return live[: request.n]
 
 
 class WaveBeams:
@@ -84,41 +93,57 @@ class WaveBeams:
         catalog: Catalog,
         sids: SidLayout,
     ) -> None:
-        self._members = members
+        # Not the members: they hold what the device keeps for their catalog.
+        self._requests = [member.request for member in members]
         self._ends = np.cumsum([len(found) for found in kept]).tolist()
         found = np.concatenate(kept)
         self._ranks, self._totals = rows.rank[found], rows.score[found]
         self._catalog = catalog
         self._sids = sids
 
-    def of(self, index: int) -> list[Beam]:
+    def beams_of(self, index: int) -> list[Beam]:
         """The beams of member ``index``."""
-        span = slice(self._ends[index - 1] if index else 0, self._ends[index])
-        request = self._members[index].request
-        tokens, totals, codes, names = (column[span] for column in self._columns)
-        scores = penalised(self._totals[span], self._length, request.length_penalty).tolist()
-        items = map(functools.partial(visible_items, request), codes, names)
-        columns = zip(tokens, totals, scores, itertools.repeat("stop"), codes, items, strict=False)
-        return list(map(Beam._make, columns))
+        span, request = self._span(index), self._requests[index]
+        tokens, totals, codes, items = self._columns
+        scores, shown = self._scores(index).tolist(), items[span]
+        if request.exclude_items or request.allow_items is not None:
+            shown = list(map(VisibleItems(request), codes[span], shown))
+        fields = tokens[span], totals[span], scores, itertools.repeat("stop"), codes[span], shown
+        return list(map(_BEAM, zip(*fields, strict=False)))
 
-    @property
-    def _length(self) -> int:
-        """Tokens of a beam: its codes and an implied end token."""
-        return self._sids.depth + (self._sids.end is not None)
+    def arrays_of(self, index: int) -> BeamArrays:
+        """The same as arrays."""
+        span = self._span(index)
+        return BeamArrays(self._token_ids[span], self._totals[span], self._scores(index))
+
+    def _span(self, index: int) -> slice:
+        return slice(self._ends[index - 1] if index else 0, self._ends[index])
+
+    def _scores(self, index: int) -> NDArray[np.float32]:
+        penalty = self._requests[index].length_penalty
+        return penalised(self._totals[self._span(index)], self._token_ids.shape[1], penalty)
 
     @functools.cached_property
-    def _columns(self) -> tuple[list[Any], list[float], list[Any], list[tuple[str, ...]]]:
-        """Token ids, sums, codes and items of every beam."""
-        codes = self._catalog.sids[self._ranks]
-        tokens = [book[codes[:, level]] for level, book in enumerate(self._sids.codebooks)]
+    def _codes(self) -> NDArray[np.int32]:
+        return self._catalog.sids[self._ranks]
+
+    @functools.cached_property
+    def _token_ids(self) -> NDArray[np.int32]:
+        """int32 [beams, length]: a beam's codes as tokens, and an implied end token."""
+        columns = [book[codes] for book, codes in zip(self._sids.codebooks, self._codes.T, strict=True)]
         if self._sids.end is not None:
-            tokens.append(np.full(len(codes), self._sids.end))
-        return (
-            list(map(tuple, np.stack(tokens, axis=1).tolist())),
-            self._totals.tolist(),
-            list(map(tuple, codes.tolist())),
-            self._catalog.items_of_all(self._ranks),
-        )
+            columns.append(np.full(len(self._ranks), self._sids.end))
+        return np.stack(columns, axis=1).astype(np.int32)
+
+    @functools.cached_property
+    def _columns(self) -> tuple[list[tuple[int, ...]], list[float], list[tuple[int, ...]], list[tuple[str, ...]]]:
+        """Token ids, sums, codes and items of every beam."""
+        tokens, codes = (list(zip(*table.T.tolist(), strict=True)) for table in (self._token_ids, self._codes))
+        return tokens, self._totals.tolist(), codes, self._catalog.items_of_all(self._ranks)
+
+
+_BEAM: Callable[[Iterable[Any]], Beam] = functools.partial(tuple.__new__, Beam)  # Beam._make without its Python frame
+"""A beam from its fields in order."""
 
 
 def free_results(members: list[Member], banks: list[Bank]) -> list[Result | NonFiniteError]:
@@ -166,6 +191,7 @@ def _result(member: Member, beams: Sequence[Beam]) -> Result:
         prompt_tokens=member.length,
         cached_tokens=member.cached,
         score_space=member.key.space,
+        catalog=None if member.served is None else member.served.label,
     )
 
 

@@ -10,12 +10,15 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from flashrec.errors import DeadlineError, EngineFault, QueueFullError
 from flashrec.profiler import ProfileOptions, trace_range
 from flashrec.request import Request, Result
-from flashrec.runtime.engine import Engine, Flight
+from flashrec.runtime.catalogs import Place
+from flashrec.runtime.engine import Engine
+from flashrec.runtime.flight import Flight
 from flashrec.runtime.member import Member
 
 logger = logging.getLogger(__name__)
@@ -37,7 +40,7 @@ class Scheduler:
     All methods may be called from any thread. Waves are formed by :class:`~flashrec.runtime.admission.Admission`
     from whatever waits when the engine is free, so a wave never waits for company; cancelled and expired
     requests are dropped before they take a row. On a GPU the next wave is launched while one runs, so that its
-    host work is hidden.
+    host work is hidden. Calls that may not run beside a wave take turns with waves.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -46,6 +49,7 @@ class Scheduler:
         self._running: list[Ticket] = []
         self._flights: deque[tuple[list[Ticket], Flight]] = deque()
         self._calls: list[Callable[[], None]] = []
+        self._called = False
         self._state = threading.Condition()
         self._stopping = False
         self._fault: EngineFault | None = None
@@ -55,6 +59,11 @@ class Scheduler:
     def queue_depth(self) -> int:
         """Requests that wait for a wave."""
         return len(self._waiting)
+
+    @property
+    def rows_in_flight(self) -> int:
+        """Beams of the waves that were admitted and have not ended."""
+        return sum(ticket.member.width for ticket in self._running)
 
     def start(self) -> None:
         """Start the engine thread.
@@ -75,6 +84,7 @@ class Scheduler:
             EngineFault: the engine has failed or is shut down.
         """
         ticket = Ticket(self.engine.prepare(request), Future(), deadline)
+        self.engine.admission.enqueue(ticket.member, time.monotonic())
         with self._state:
             if self._fault is not None:
                 raise self._fault
@@ -96,6 +106,21 @@ class Scheduler:
     def flush_cache(self) -> int:
         """Forget cached prefixes between two waves; returns the pages freed."""
         return self._on_engine_thread(self.engine.flush_cache)
+
+    def load_catalog(self, name: str, path: Path, *, activate: bool = True) -> Place:
+        """Read a catalog on the caller's thread and put it into service between two waves.
+
+        See :meth:`flashrec.runtime.engine.Engine.load_catalog`.
+        """
+        return self.engine.load_catalog(name, path, activate=activate, turn=self._on_engine_thread)
+
+    def rollback_catalog(self, name: str) -> Place:
+        """See :meth:`flashrec.runtime.engine.Engine.rollback_catalog`."""
+        return self.engine.rollback_catalog(name, turn=self._on_engine_thread)
+
+    def drop_catalog(self, name: str) -> None:
+        """See :meth:`flashrec.runtime.engine.Engine.drop_catalog`."""
+        self.engine.drop_catalog(name, turn=self._on_engine_thread)
 
     def start_profile(self, options: ProfileOptions) -> None:
         """Start a trace between two waves; see :meth:`flashrec.profiler.Profiler.start`."""
@@ -124,20 +149,25 @@ class Scheduler:
             self._thread.join()
 
     def _on_engine_thread(self, function: Callable[[], T]) -> T:
-        future: Future[T] = Future()
+        # In a list that is emptied: frames of both threads are on an error's traceback, and a future that they held
+        # would hold the error, a circle that keeps a refused catalog alive.
+        answer: list[Future[T]] = [Future()]
 
         def call() -> None:
             try:
-                future.set_result(function())
+                answer[0].set_result(function())
             except Exception as error:
-                future.set_exception(error)
+                answer[0].set_exception(error)
 
         with self._state:
             if self._fault is not None:
                 raise self._fault
             self._calls.append(call)
             self._state.notify_all()
-        return future.result()
+        try:
+            return answer[0].result()
+        finally:
+            answer.clear()
 
     def _loop(self) -> None:
         try:
@@ -154,8 +184,8 @@ class Scheduler:
             if not self._flights:
                 with trace_range("flashrec.batch.wait"):
                     self._state.wait_for(lambda: self._waiting or self._calls or self._stopping, self._patience())
-            calls, self._calls = self._calls, []
             self._drop_stale()
+            calls = self._due_calls()
             stop = self._stopping and not self._waiting
             wave = self._admit() if not calls else []
         if wave:
@@ -164,7 +194,15 @@ class Scheduler:
             self._land(*self._flights.popleft())
         for call in calls:
             call()
-        return not stop or bool(calls) or bool(self._flights)
+        return not stop or bool(calls) or bool(self._calls) or bool(self._flights)
+
+    def _due_calls(self) -> list[Callable[[], None]]:
+        """The calls to run now, before any wave; after a turn of calls, waves that wait come first."""
+        self._called = bool(self._calls) and not (self._called and self._waiting)
+        if not self._called:
+            return []
+        calls, self._calls = self._calls, []
+        return calls
 
     def _patience(self) -> float | None:
         deadlines = [ticket.deadline for ticket in self._waiting if ticket.deadline is not None]
@@ -183,7 +221,7 @@ class Scheduler:
         if not self._waiting:
             return []
         by_member = {ticket.member: ticket for ticket in self._waiting}
-        members = self.engine.admission.admit([ticket.member for ticket in self._waiting])
+        members = self.engine.admission.admit([ticket.member for ticket in self._waiting], time.monotonic())
         wave = [by_member[member] for member in members]
         chosen = set(wave)
         self._running += wave

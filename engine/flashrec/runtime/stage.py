@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from flashrec.config import EngineConfig
+from flashrec.request import ScoreSpace
 from flashrec.runtime.buffers import Bucket, DecodeBuffers, WaveLayout, bucket_of, row_buckets
 from flashrec.runtime.decode import CatalogProgram, Decoder
 from flashrec.runtime.graph import CapturedProgram
-from flashrec.runtime.ledger import Ledger, write_tags
+from flashrec.runtime.ledger import Ledger, SlotPositions, write_tags
 from flashrec.runtime.loading import Loaded
 from flashrec.runtime.member import Member, WaveKey
 from flashrec.runtime.results import pack_frontier
 from flashrec.search.expand import Sampling
 from flashrec.search.filters import FilterBuffers, FilterSet
-from flashrec.search.levels import build_levels
+from flashrec.search.levels import HeadLevel, build_levels, head_levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,13 @@ class DecodeStage:
     def __init__(self, config: EngineConfig, parts: Loaded) -> None:
         self.config = config
         self.parts = parts
-        self.decoder = Decoder(parts.model, parts.attention, parts.decode_ops, parts.pool.beam_base)
+        self.positions = SlotPositions(parts.pool) if config.record_ledger else None
+        self.decoder = Decoder(parts.model, parts.attention, parts.ops, parts.pool.beam_base, self.positions)
         self.buckets = row_buckets(config.rows_per_wave, config.max_requests)
         self.reset_counters()
         self._buffers: dict[tuple[int, int], DecodeBuffers] = {}
         self._programs: dict[WaveKey, CatalogProgram] = {}
+        self._heads: dict[ScoreSpace, list[HeadLevel]] = {}
         self._ledgers: dict[tuple[int, int], Ledger] = {}
         self._graphs: dict[GraphKey, CapturedProgram] = {}
         self._graph_memory: Any = None
@@ -86,11 +89,11 @@ class DecodeStage:
 
     def ledger(self, buffers: DecodeBuffers, key: WaveKey) -> Ledger | None:
         """Where a catalog wave on these buffers records its digests, if it does."""
-        if not self.config.record_ledger or not key.constrained:
+        if self.positions is None or not key.constrained:
             return None
         place = (buffers.rows, key.steps)
         if place not in self._ledgers:
-            self._ledgers[place] = Ledger(buffers, self._tags, key.steps)
+            self._ledgers[place] = Ledger(buffers, self._tags, self.positions, key.steps)
         return self._ledgers[place]
 
     def run(self, members: Sequence[Member], key: WaveKey, buffers: DecodeBuffers, layout: WaveLayout) -> torch.Tensor:
@@ -99,7 +102,7 @@ class DecodeStage:
         if self.config.record_ledger:
             write_tags(self._tags, list(members), self.parts.pool)
         filters = self._filter_buffers().load([member.leaf_filter for member in members])
-        if any(member.request.temperature > 0 for member in members):
+        if key.sampled:
             self.eager_waves += 1
             return self._eager(key, buffers, layout, filters, buffers.sampling(members))
         if not self.uses_graphs:
@@ -108,35 +111,47 @@ class DecodeStage:
         self.graph_replays += 1
         return self._graph(key, buffers, filtered=filters is not None).replay()
 
-    def warm_up(self, key: WaveKey) -> None:
-        """Capture the program of every bucket, largest first so that they share memory, and one with filters.
+    def missing(self, key: WaveKey, *, like: int | None = None) -> list[GraphKey]:
+        """The programs to :meth:`capture` before waves of ``key`` come: of every bucket, and one with filters.
 
-        The other buckets' filtered programs, and those of other score spaces, are captured when first used.
-
-        Raises:
-            EngineFault: an operation cannot be captured.
+        Further ones, of other score spaces for instance, are captured when first used; those that waves of the
+        catalog revision ``like`` have used are wanted too. Largest first, so that they share memory.
         """
         if not self.uses_graphs:
+            return []
+        wanted = {GraphKey(bucket.rows, key, False) for bucket in self.buckets}
+        wanted.add(GraphKey(self.buckets[0].rows, key, True))
+        for place in self._graphs:
+            if place.wave.revision == like:
+                wanted.add(replace(place, wave=replace(place.wave, revision=key.revision)))
+        return sorted(wanted - self._graphs.keys(), key=lambda place: (-place.rows, repr(place)))
+
+    @torch.inference_mode()
+    def capture(self, place: GraphKey) -> None:
+        """Capture a program ahead of its first wave.
+
+        Raises:
+            CaptureError: an operation of it cannot be captured.
+        """
+        bucket = next(bucket for bucket in self.buckets if bucket.rows == place.rows)
+        self._graph(place.wave, self.buffers_of(bucket, place.wave), filtered=place.filtered)
+
+    def forget(self, revisions: Collection[int]) -> None:
+        """Give up the programs and graphs of catalog revisions that no wave will ask for."""
+        if not revisions:
             return
-        for bucket in reversed(self.buckets):
-            self._graph(key, self.buffers_of(bucket, key), filtered=False)
-        self._graph(key, self.buffers_of(self.buckets[0], key), filtered=True)
+        self._programs = {key: kept for key, kept in self._programs.items() if key.revision not in revisions}
+        self._graphs = {key: kept for key, kept in self._graphs.items() if key.wave.revision not in revisions}
 
     def program(self, key: WaveKey) -> CatalogProgram:
         """The search of waves that share ``key``."""
         found = self._programs.get(key)
         if found is None:
-            parts = self.parts
-            assert parts.layout is not None
-            assert parts.trie is not None
-            levels = build_levels(
-                parts.layout,
-                parts.trie,
-                parts.model.lm_head(),
-                key.space,
-                score_end=self.config.score_end,
-                dense_cells=self.config.dense_trie_cells,
-            )
+            served = self.parts.catalogs.living(key.revision)
+            if key.space not in self._heads:
+                head = self.parts.model.lm_head()
+                self._heads[key.space] = head_levels(served.layout, head, key.space, score_end=self.config.score_end)
+            levels = build_levels(self._heads[key.space], served.tries)
             found = self._programs[key] = CatalogProgram(self.decoder, levels)
         return found
 
@@ -169,11 +184,5 @@ class DecodeStage:
 
     def _filter_buffers(self) -> FilterBuffers:
         if self._filters is None:
-            assert self.parts.catalog is not None
-            self._filters = FilterBuffers(
-                self.config.max_filter_keys,
-                self.config.max_requests,
-                self.parts.catalog.num_sids,
-                self.parts.device,
-            )
+            self._filters = FilterBuffers(self.config.max_filter_keys, self.config.max_requests, self.parts.device)
         return self._filters

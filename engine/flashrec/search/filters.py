@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 from flashrec.errors import CatalogError, RequestError
 from flashrec.request import Request
 from flashrec.sid.catalog import Catalog
+from flashrec.sid.sorting import distinct
 from flashrec.transfer import overwrite
 
 Ranks = NDArray[np.int64]
 UNUSED_KEY = np.iinfo(np.int64).max
+REQUEST_STRIDE = 1 << 31
+"""Above every rank, which is int32: the keys of one request lie between those of its neighbours in any catalog."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,28 +61,31 @@ def resolve_filter(request: Request, catalog: Catalog) -> LeafFilter | None:
     has_allow = request.allow_sids is not None or request.allow_items is not None
     if not has_exclude and not has_allow:
         return None
-    excluded = _sid_ranks("exclude_sids", request.exclude_sids, catalog)
-    excluded = np.union1d(excluded, _item_ranks("exclude_items", request.exclude_items, catalog.ranks_emptied_by))
+    excluded = _union(
+        _sid_ranks("exclude_sids", request.exclude_sids, catalog),
+        _item_ranks("exclude_items", request.exclude_items, catalog.ranks_emptied_by),
+    )
     if not has_allow:
         return LeafFilter(excluded, allow=False)
-    allowed = np.union1d(
+    allowed = _union(
         _sid_ranks("allow_sids", request.allow_sids or (), catalog),
         _item_ranks("allow_items", request.allow_items or (), catalog.ranks_of_items),
     )
-    return LeafFilter(np.setdiff1d(allowed, excluded), allow=True)
+    return LeafFilter(np.setdiff1d(allowed, excluded, assume_unique=True), allow=True)
 
 
 class FilterBuffers:
-    """The static device tensors behind the :class:`FilterSet` of every wave.
+    """The static device tensors behind the :class:`FilterSet` of every wave, whatever its catalog.
 
     ``capacity`` bounds the listed SIDs of a wave; unused keys are the largest int64, which no search reaches.
     """
 
-    def __init__(self, capacity: int, requests: int, num_leaves: int, device: torch.device) -> None:
+    def __init__(self, capacity: int, requests: int, device: torch.device) -> None:
         self.capacity = capacity
+        self._filled = 0
         self.filters = FilterSet(
             keys=torch.full((capacity,), UNUSED_KEY, dtype=torch.int64, device=device),
-            stride=num_leaves + 1,
+            stride=REQUEST_STRIDE,
             allow=torch.zeros(requests, dtype=torch.bool, device=device),
             exclude=torch.zeros(requests, dtype=torch.bool, device=device),
         )
@@ -89,45 +95,58 @@ class FilterBuffers:
         if all(item is None for item in filters):
             return None
         target = self.filters
-        keys = np.full(self.capacity, UNUSED_KEY, dtype=np.int64)
         listed = [request * target.stride + item.ranks for request, item in enumerate(filters) if item is not None]
         joined = np.concatenate(listed)
+        # Only what this wave or the last one fills: the capacity is megabytes, most lists are not.
+        keys = np.full(max(len(joined), self._filled), UNUSED_KEY, dtype=np.int64)
         keys[: len(joined)] = joined
+        self._filled = len(joined)
         kinds = np.zeros((2, len(target.allow)), dtype=np.bool_)
         for request, item in enumerate(filters):
             if item is not None:
                 kinds[0 if item.allow else 1, request] = True
-        overwrite(target.keys, keys)
+        overwrite(target.keys[: len(keys)], keys)
         overwrite(target.allow, kinds[0])
         overwrite(target.exclude, kinds[1])
         return target
 
 
-def visible_items(request: Request, sid: tuple[int, ...], items: Sequence[str]) -> tuple[str, ...]:
+class VisibleItems:
     """The items of a returned SID without those that the request excludes or does not allow.
 
-    A SID that ``allow_sids`` names brings all its items, another only those that ``allow_items`` names.
+    A SID that ``allow_sids`` names brings all its items, another only those that ``allow_items`` names. The
+    request's lists are read once, not once per beam.
     """
-    if not request.exclude_items and request.allow_items is None:
-        return tuple(items)
-    hidden = set(request.exclude_items)
-    kept = [item for item in items if item not in hidden]
-    if request.allow_items is not None and sid not in (request.allow_sids or ()):
-        allowed = set(request.allow_items)
-        kept = [item for item in kept if item in allowed]
-    return tuple(kept)
+
+    def __init__(self, request: Request) -> None:
+        self._hidden = frozenset(request.exclude_items)
+        self._allowed = None if request.allow_items is None else frozenset(request.allow_items)
+        self._whole = frozenset(() if self._allowed is None else request.allow_sids or ())
+
+    def __call__(self, sid: tuple[int, ...], items: Sequence[str]) -> tuple[str, ...]:
+        if not self._hidden and self._allowed is None:
+            return tuple(items)
+        kept = [item for item in items if item not in self._hidden]
+        if self._allowed is not None and sid not in self._whole:
+            kept = [item for item in kept if item in self._allowed]
+        return tuple(kept)
+
+
+def _union(one: Ranks, other: Ranks) -> Ranks:
+    """Of sorted, distinct ranks."""
+    return np.union1d(one, other) if len(one) and len(other) else one if len(one) else other
 
 
 def _sid_ranks(field: str, sids: Sequence[tuple[int, ...]], catalog: Catalog) -> Ranks:
     if not sids:
         return np.empty(0, dtype=np.int64)
-    odd = next((sid for sid in sids if len(sid) != catalog.depth), None)
-    if odd is not None:
+    if set(map(len, sids)) != {catalog.depth}:
+        odd = next(sid for sid in sids if len(sid) != catalog.depth)
         raise RequestError(field, f"SID {list(odd)} has {len(odd)} codes, the catalog's have {catalog.depth}")
     ranks = catalog.rank(np.array(sids, dtype=np.int64)).astype(np.int64)
     if (ranks < 0).any():
         raise RequestError(field, f"SID {list(sids[int(np.argmin(ranks))])} is not in the catalog")
-    return np.unique(ranks)
+    return distinct(ranks)[0]
 
 
 def _item_ranks(field: str, items: Sequence[str], select: Callable[[Sequence[str]], NDArray[np.int32]]) -> Ranks:

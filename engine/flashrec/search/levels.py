@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -63,16 +64,36 @@ class Level:
         return out.scatter_(1, code, edge)[:, : self.size]
 
 
-def build_levels(
-    layout: SidLayout,
-    trie: Trie,
-    head: torch.Tensor,
-    space: ScoreSpace,
-    *,
-    score_end: bool,
-    dense_cells: int,
-) -> list[Level]:
-    """Put the catalog on ``head``'s device; with ``score_end`` the end token is one more level.
+class HeadLevel(NamedTuple):
+    """What a step needs of the head in one score space, whatever the catalog: fields of :class:`Level`."""
+
+    weight: torch.Tensor
+    columns: torch.Tensor
+    tokens: torch.Tensor
+    order: torch.Tensor
+    normalise_legal: bool
+
+
+class TrieLevel(NamedTuple):
+    """What a step needs of a catalog, whatever the score space: fields of :class:`Level`."""
+
+    child_start: torch.Tensor | None
+    child_code: torch.Tensor | None
+    table: torch.Tensor | None
+    leaf_start: torch.Tensor | None
+    max_children: int
+
+
+def build_levels(heads: Sequence[HeadLevel], tries: Sequence[TrieLevel]) -> list[Level]:
+    """The steps of a search in one score space over one catalog, both made with the same ``score_end``."""
+    return [
+        Level(index=index, **head._asdict(), **links._asdict())
+        for index, (head, links) in enumerate(zip(heads, tries, strict=True))
+    ]
+
+
+def head_levels(layout: SidLayout, head: torch.Tensor, space: ScoreSpace, *, score_end: bool) -> list[HeadLevel]:
+    """The rows of ``head`` [vocabulary, H] that each step looks at; with ``score_end`` the end token is one more step.
 
     Raises:
         LayoutError: a token stands in two codebooks, so that a softmax over SID tokens is not defined.
@@ -87,7 +108,6 @@ def build_levels(
         raise LayoutError("a token id stands in two codebooks: the levels of a SID need distinct tokens")
     offsets = np.cumsum([0, *(len(book) for book in books)])
     sid_rows = _rows(head, every) if space is not ScoreSpace.VOCAB else head
-    dense = (*trie.dense_levels(dense_cells), False)
     levels = []
     for index, book in enumerate(books):
         if space is ScoreSpace.VOCAB:
@@ -96,20 +116,38 @@ def build_levels(
             weight, columns = sid_rows, np.arange(offsets[index], offsets[index + 1])
         else:
             weight, columns = sid_rows[offsets[index] : offsets[index + 1]], np.arange(len(book))
-        links = _end_level(trie) if index == trie.depth else _trie_level(trie, index, dense[index])
         levels.append(
-            Level(
-                index=index,
+            HeadLevel(
                 weight=weight,
                 columns=_tensor(columns, head.device),
                 tokens=_tensor(book, head.device),
                 order=_tensor(np.argsort(np.argsort(book)), head.device),
                 normalise_legal=space is ScoreSpace.CHILDREN,
-                max_children=1 if index == trie.depth else trie.max_children[index],
-                **{name: None if array is None else _tensor(array, head.device) for name, array in links.items()},
             )
         )
     return levels
+
+
+def trie_levels(trie: Trie, device: torch.device, *, score_end: bool, dense_cells: int) -> list[TrieLevel]:
+    """Put a catalog on ``device``: dense tables while they fit ``dense_cells``, CSR below; a scored end is a level."""
+    arrays = [_trie_level(trie, level, dense) for level, dense in enumerate(trie.dense_levels(dense_cells))]
+    most = list(trie.max_children)
+    if score_end:
+        arrays.append(_end_level(trie))
+        most.append(1)
+    return [
+        TrieLevel(
+            **{name: None if array is None else _tensor(array, device) for name, array in links.items()},
+            max_children=max_children,
+        )
+        for links, max_children in zip(arrays, most, strict=True)
+    ]
+
+
+def device_bytes(trie: Trie, *, score_end: bool, dense_cells: int) -> int:
+    """Bytes that :func:`trie_levels` takes, at most."""
+    end = sum(array.nbytes for array in _end_level(trie).values() if array is not None) if score_end else 0
+    return trie.device_bytes(dense_cells) + end
 
 
 Links = dict[str, NDArray[np.generic] | None]

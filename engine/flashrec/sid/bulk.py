@@ -14,11 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashrec.sid.codes import NotationError, is_plain, parse_sid
+from flashrec.sid.strings import StringTable
 
 BLOCK = 1 << 17
 """Rows per block: the working arrays of a block stay below 100 MB."""
 
 _DIGITS = 9
+
+LARGEST_CODE = 10**_DIGITS - 1
+"""Of any notation: what nine digits hold."""
+
 _ZERO, _NINE, _NEWLINE = ord("0"), ord("9"), ord("\n")
 
 
@@ -27,7 +32,7 @@ class Block:
     """``codes`` int32 ``[pairs, depth]``, ``items`` ``[pairs]``; ``row`` int32 ``[pairs]`` counts from 0."""
 
     codes: NDArray[np.int32]
-    items: list[str]
+    items: StringTable
     row: NDArray[np.int32]
 
 
@@ -46,15 +51,23 @@ def block_of(codes: NDArray[np.int32] | None, values: Sequence[object]) -> Block
             return None
         row = np.repeat(row, counts)
         codes = codes[row]
-    if not kinds <= {str, int}:
-        return None
-    return Block(codes, list(map(str, values)), row)
+    items = text_table(list(map(str, values))) if kinds <= {str, int} else None
+    return None if items is None else Block(codes, items, row)
 
 
-def all_text(values: list[object]) -> list[str] | None:
+def all_text(values: Sequence[object]) -> list[str] | None:
     """``values`` if they are all strings."""
     texts = [value for value in values if isinstance(value, str)]
     return texts if len(texts) == len(values) else None
+
+
+def text_table(values: Sequence[object]) -> StringTable | None:
+    """``values`` as a table if they are all strings that UTF-8 can hold."""
+    texts = all_text(values)
+    try:
+        return None if texts is None else StringTable.of(texts)
+    except UnicodeEncodeError:
+        return None
 
 
 def codes_of_texts(values: Sequence[object]) -> NDArray[np.int32] | None:
@@ -62,7 +75,7 @@ def codes_of_texts(values: Sequence[object]) -> NDArray[np.int32] | None:
 
     ``None`` unless every text is the first one with other numbers in the same places.
     """
-    texts = all_text(list(values))
+    texts = all_text(values)
     if not texts or not is_plain(texts[0]):
         return None
     joined = "\n".join(texts)
@@ -102,10 +115,10 @@ def _numbers(text: NDArray[np.uint8], is_digit: NDArray[np.bool_]) -> tuple[NDAr
 
 
 def codes_of_columns(columns: Sequence[Sequence[object]]) -> NDArray[np.int32] | None:
-    """int32 ``[rows, depth]``: one column of integers or of their texts per level, ``None`` if one is neither."""
+    """int32 ``[rows, depth]``: one column of decimal texts per level, ``None`` if one holds anything else."""
     levels: list[NDArray[np.int32]] = []
     for cells in columns:
-        texts = list(map(str, cells)) if set(map(type, cells)) <= {int, str} else []
+        texts = all_text(cells)
         codes = codes_of_texts(texts) if texts and texts[0].strip().isdigit() else None
         if codes is None:
             return None

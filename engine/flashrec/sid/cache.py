@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,13 @@ from flashrec.errors import CatalogError
 from flashrec.sid.catalog import Catalog, load_catalog
 from flashrec.sid.codes import Packing
 from flashrec.sid.layout import SidLayout
+from flashrec.sid.string_index import StringIndex
 from flashrec.sid.strings import StringTable
 from flashrec.sid.trie import Trie, build_trie
 
 _log = logging.getLogger(__name__)
 
-_VERSION = 1
+_VERSION = 2
 _BROKEN = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile)
 
 MIN_BYTES = 1 << 20
@@ -55,8 +57,9 @@ def load_catalog_and_trie(
     by the file's content and the layout, written to one side and then renamed, so that a reader never sees
     half of it; a damaged or unwritable cache costs a warning and the time.
 
-    CPU seconds on one core of a server CPU, 2026-11-29, random SIDs over 3 x 8,192 with one item each: 1.5
-    million from JSON 2.8, from the cache 0.12; 20 million from Parquet 37.6 (peak 2.3 GB), from the cache 2.0.
+    CPU seconds on one core of a server CPU beside other work, 2026-11-30, random SIDs over 3 x 8,192 with one item
+    each, from Parquet: 1.5 million 1.2, from the cache 0.12; 20 million 22.9 (peak of the process 1.6 GB), from the
+    cache 1.7. ``flashrec-harness catalogs`` measures it again.
 
     Raises :class:`CatalogError`.
     """
@@ -86,26 +89,58 @@ def _key(path: Path, layout: SidLayout, packing: Packing | None) -> str:
 
 
 def _catalog_arrays(catalog: Catalog) -> dict[str, NDArray[np.generic]]:
-    arrays: dict[str, NDArray[np.generic]] = {
-        "sids": catalog.sids,
-        "item_start": catalog.item_start,
-        "items_blob": catalog.items.blob,
-        "items_offsets": catalog.items.offsets,
-        "facts": np.frombuffer(
-            json.dumps([catalog.digest, catalog.has_end_level, catalog.duplicates]).encode(), dtype=np.uint8
-        ),
+    """What :func:`_catalog` needs, in few bytes: reading and checking them is what loading from the cache costs."""
+    facts = json.dumps([catalog.digest, catalog.has_end_level, catalog.duplicates])
+    arrays = {
+        "sids": _narrow(catalog.sids),
+        "items_per_sid": _narrow(np.diff(catalog.item_start)),
+        **_string_arrays("items", catalog.items),
+        "index_start": catalog.index.start,
+        "index_order": catalog.index.order,
+        "facts": np.frombuffer(facts.encode(), dtype=np.uint8),
     }
-    if catalog.titles is not None:
-        arrays["titles_blob"] = catalog.titles.blob
-        arrays["titles_offsets"] = catalog.titles.offsets
-    return arrays
+    return arrays if catalog.titles is None else arrays | _string_arrays("titles", catalog.titles)
+
+
+def _catalog(arrays: Arrays, path: Path) -> Catalog:
+    """The inverse of :func:`_catalog_arrays`. Raises :class:`KeyError` if an array is missing."""
+    digest, has_end_level, duplicates = json.loads(arrays["facts"].tobytes())
+    return Catalog(
+        sids=_int32(arrays["sids"]),
+        item_start=_starts(arrays["items_per_sid"], np.dtype(np.int32)),
+        items=_strings(arrays, "items"),
+        index=StringIndex(_int32(arrays["index_start"]), _int32(arrays["index_order"])),
+        titles=_strings(arrays, "titles") if "titles_blob" in arrays else None,
+        digest=digest,
+        path=path,
+        has_end_level=has_end_level,
+        duplicates=duplicates,
+    )
+
+
+def _string_arrays(name: str, texts: StringTable) -> dict[str, NDArray[np.generic]]:
+    return {f"{name}_blob": texts.blob, f"{name}_lengths": _narrow(np.diff(texts.offsets))}
 
 
 def _strings(arrays: Arrays, name: str) -> StringTable:
-    return StringTable(
-        arrays[f"{name}_blob"].astype(np.uint8, copy=False),
-        arrays[f"{name}_offsets"].astype(np.int64, copy=False),
-    )
+    offsets = _starts(arrays[f"{name}_lengths"], np.dtype(np.int64))
+    return StringTable(arrays[f"{name}_blob"].astype(np.uint8, copy=False), offsets)
+
+
+def _narrow(values: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Non-negative ``values`` in the narrowest type that holds them."""
+    return values.astype(np.min_scalar_type(int(values.max(initial=0))))
+
+
+def _starts(counts: NDArray[np.generic], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """``[n + 1]``: 0 and the running sums of ``counts``."""
+    starts = np.zeros(len(counts) + 1, dtype=dtype)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def _int32(array: NDArray[np.generic]) -> NDArray[np.int32]:
+    return array.astype(np.int32, copy=False)
 
 
 def _load(entry: Path, path: Path) -> tuple[Catalog, Trie] | None:
@@ -115,18 +150,7 @@ def _load(entry: Path, path: Path) -> tuple[Catalog, Trie] | None:
         # Opened here: np.load leaves a file open that turns out to be no archive.
         with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-        digest, has_end_level, duplicates = json.loads(arrays["facts"].tobytes())
-        catalog = Catalog(
-            sids=arrays["sids"],
-            item_start=arrays["item_start"],
-            items=_strings(arrays, "items"),
-            titles=_strings(arrays, "titles") if "titles_blob" in arrays else None,
-            digest=digest,
-            path=path,
-            has_end_level=has_end_level,
-            duplicates=duplicates,
-        )
-        return catalog, Trie.from_arrays(arrays)
+        return _catalog(arrays, path), Trie.from_arrays(arrays)
     except _BROKEN as error:
         _log.warning("%s: damaged catalog cache, reading %s anew: %s", entry, path, error)
         return None

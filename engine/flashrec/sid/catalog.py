@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,11 @@ from flashrec.sid.codes import Packing
 from flashrec.sid.formats import read_json
 from flashrec.sid.layout import SidLayout
 from flashrec.sid.rows import Rows
+from flashrec.sid.sorting import distinct, sort_rows
 from flashrec.sid.source import bad_row, is_json, read_bytes
+from flashrec.sid.string_index import StringIndex, hash_strings
 from flashrec.sid.strings import StringTable
 from flashrec.sid.tables import read_table
-
-_KEY_BITS = 63
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,8 @@ class Catalog:
 
     ``sids``: int32 ``[num_sids, depth]``, sorted, distinct. ``item_start``: int32 ``[num_sids + 1]``; the
     items of SID ``i`` are ``items[item_start[i]:item_start[i + 1]]``, in the order of the file. ``titles`` go
-    with ``items``, or are ``None``. ``digest`` is a hash of SIDs and items, the same for every file format.
+    with ``items``, or are ``None``. ``index`` finds an item's positions in ``items``. ``digest`` is a hash of SIDs
+    and items, the same for every file format.
     ``has_end_level`` says that the file had a trailing end level, which ``sids`` leaves out. ``duplicates``
     counts rows that repeated a (SID, item) pair and were dropped.
     """
@@ -36,11 +37,18 @@ class Catalog:
     sids: NDArray[np.int32]
     item_start: NDArray[np.int32]
     items: StringTable
+    index: StringIndex
     titles: StringTable | None
     digest: str
     path: Path
     has_end_level: bool = False
     duplicates: int = 0
+    _first_row: NDArray[np.int64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Where the SIDs of each first code begin: half of what rank() would have to bisect.
+        counts = np.bincount(self.sids[:, 0])
+        object.__setattr__(self, "_first_row", np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts))))
 
     @property
     def depth(self) -> int:
@@ -58,11 +66,14 @@ class Catalog:
     def rank(self, sids: NDArray[np.integer] | Sequence[Sequence[int]]) -> NDArray[np.int32]:
         """int32 ``[n]``: the row of each of ``sids`` (``[n, depth]``), -1 where it is absent."""
         queries = np.asarray(sids, dtype=np.int64).reshape(-1, self.depth)
-        low = np.zeros(len(queries), dtype=np.int64)
-        high = np.full(len(queries), self.num_sids, dtype=np.int64)
-        for level in range(self.depth):
+        codes = queries[:, 0]
+        known = (codes >= 0) & (codes < len(self._first_row) - 1)
+        codes = np.where(known, codes, 0)
+        low, high = self._first_row[codes], np.where(known, self._first_row[codes + 1], 0)
+        for level in range(1, self.depth):
             column, codes = self.sids[:, level], queries[:, level]
-            low, high = _bound(column, low, high, codes), _bound(column, low, high, codes + 1)
+            low = _bound(column, low, high, codes)
+            high = _bound(column, low, high, codes + 1)
         return np.where(low < high, low, -1).astype(np.int32)
 
     def items_of(self, rank: int) -> tuple[str, ...]:
@@ -75,35 +86,47 @@ class Catalog:
         ends = np.cumsum(last - first)
         positions = np.arange(ends[-1] if len(ends) else 0) + np.repeat(last - ends, last - first)
         names = list(self.items.take(positions))
+        if len(names) == len(ranks) and (last - first == 1).all():
+            return list(zip(names, strict=True))
         return [
             tuple(names[begin:end]) for begin, end in zip((ends - last + first).tolist(), ends.tolist(), strict=True)
         ]
 
-    def ranks_of_items(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
+    def ranks_of_items(self, item_ids: Sequence[str]) -> NDArray[np.int32]:
         """int32, sorted, distinct: the SIDs that name at least one of ``item_ids``.
 
         Raises :class:`CatalogError` naming the first item that the catalog does not have.
         """
-        ranks: NDArray[np.int32] = np.unique(self._ranks(self._positions(item_ids)))
-        return ranks
+        return distinct(self._ranks(self._positions(item_ids)))[0]
 
-    def ranks_emptied_by(self, item_ids: Iterable[str]) -> NDArray[np.int32]:
+    def ranks_emptied_by(self, item_ids: Sequence[str]) -> NDArray[np.int32]:
         """int32, sorted: the SIDs that excluding ``item_ids`` removes: all their items are among these.
 
         Raises :class:`CatalogError` naming the first item that the catalog does not have.
         """
-        ranks, removed = np.unique(self._ranks(self._positions(item_ids)), return_counts=True)
-        emptied: NDArray[np.int32] = ranks[removed == np.diff(self.item_start)[ranks]]
+        ranks, removed = distinct(self._ranks(self._positions(item_ids)))
+        emptied: NDArray[np.int32] = ranks[removed == self.item_start[ranks + 1] - self.item_start[ranks]]
         return emptied
 
-    def _positions(self, item_ids: Iterable[str]) -> NDArray[np.int64]:
-        found: list[int] = []
-        for item in dict.fromkeys(item_ids):
-            positions = self.items.positions(item)
-            if not positions:
-                raise CatalogError(f"{self.path}: no item {item!r} in the catalog")
-            found.extend(positions)
-        return np.array(found, dtype=np.int64)
+    def title_of(self, item: str) -> str | None:
+        """The title of an item, of its first row where it has several; ``None`` without titles or without the item."""
+        if self.titles is None:
+            return None
+        _, positions = self.index.find(self.items, StringTable.of([item]))
+        return self.titles[int(positions[0])] if len(positions) else None
+
+    def _positions(self, item_ids: Sequence[str]) -> NDArray[np.int64]:
+        """int64, sorted, distinct: every position of every one of ``item_ids`` in :attr:`items`."""
+        try:
+            wanted = StringTable.of(list(item_ids))
+        except UnicodeEncodeError as error:
+            raise CatalogError(f"{self.path}: no item {error.object[:60]!r} in the catalog") from None
+        query, positions = self.index.find(self.items, wanted)
+        known = np.zeros(len(wanted), dtype=np.bool_)
+        known[query] = True
+        if not known.all():
+            raise CatalogError(f"{self.path}: no item {wanted[int(np.argmin(known))]!r} in the catalog")
+        return distinct(positions)[0]
 
     def _ranks(self, positions: NDArray[np.int64]) -> NDArray[np.int32]:
         return (np.searchsorted(self.item_start, positions, side="right") - 1).astype(np.int32)
@@ -141,9 +164,9 @@ def load_catalog(
     if sizes is None:
         return assemble(path, rows, has_end_level=False)
     has_end = layout is None or layout.end is not None
-    codes, has_end_level = _without_end_level(path, rows, len(sizes), has_end=has_end)
-    _check_codes(path, codes, rows.numbers, sizes)
-    return assemble(path, Rows(codes, rows.items, rows.titles, rows.numbers), has_end_level=has_end_level)
+    has_end_level = _drop_end_level(path, rows, len(sizes), has_end=has_end)
+    _check_codes(path, rows, sizes)
+    return assemble(path, rows, has_end_level=has_end_level)
 
 
 def _read(path: Path, layout: SidLayout | None, packing: Packing | None) -> Rows:
@@ -151,11 +174,11 @@ def _read(path: Path, layout: SidLayout | None, packing: Packing | None) -> Rows
     return (read_json if is_json(data) else read_table)(path, data, layout, packing)
 
 
-def _without_end_level(path: Path, rows: Rows, depth: int, *, has_end: bool) -> tuple[NDArray[np.int32], bool]:
-    """Drop a last level that only says "end": the same code, 0 or 1, in every row."""
+def _drop_end_level(path: Path, rows: Rows, depth: int, *, has_end: bool) -> bool:
+    """Drop a last level that only says "end": the same code, 0 or 1, in every row. Says whether there was one."""
     found = rows.codes.shape[1]
     if found == depth:
-        return rows.codes, False
+        return False
     if found != depth + 1 or not has_end:
         raise bad_row(path, int(rows.numbers[0]), f"{found} codes per SID, but the layout has {depth} levels")
     last = rows.codes[:, -1]
@@ -167,67 +190,68 @@ def _without_end_level(path: Path, rows: Rows, depth: int, *, has_end: bool) -> 
             f"{found} codes per SID, but the layout has {depth} levels, and the last code is no end level: "
             f"it is {last[odd[0]]} here and {last[0]} in row {rows.numbers[0]}",
         )
-    return np.ascontiguousarray(rows.codes[:, :-1]), True
+    rows.codes = np.ascontiguousarray(rows.codes[:, :-1])
+    return True
 
 
-def _check_codes(path: Path, codes: NDArray[np.int32], numbers: NDArray[np.int32], sizes: Sequence[int]) -> None:
-    outside = codes >= np.array(sizes, dtype=np.int64)
-    if np.any(outside):
-        row, level = (int(index) for index in np.argwhere(outside)[0])
+def _check_codes(path: Path, rows: Rows, sizes: Sequence[int]) -> None:
+    """The first row with a code outside its codebook is an error."""
+    outside = [np.flatnonzero(column >= size) for column, size in zip(rows.codes.T, sizes, strict=True)]
+    bad = [(int(found[0]), level) for level, found in enumerate(outside) if len(found)]
+    if bad:
+        row, level = min(bad)
         raise bad_row(
             path,
-            int(numbers[row]),
-            f"level {level} has codes 0 to {sizes[level] - 1}, not {codes[row, level]}",
+            int(rows.numbers[row]),
+            f"level {level} has codes 0 to {sizes[level] - 1}, not {rows.codes[row, level]}",
         )
 
 
-def sort_order(codes: NDArray[np.int32]) -> NDArray[np.intp]:
-    """The stable order that sorts the rows of ``codes`` lexicographically.
-
-    Rows whose codes fit 63 bits are sorted as one integer each; others column by column.
-    """
-    bits = [max(1, int(column.max()).bit_length()) for column in codes.T]
-    if sum(bits) > _KEY_BITS:
-        return np.lexsort(codes.T[::-1])
-    key = codes[:, 0].astype(np.int64)
-    for column, width in zip(codes.T[1:], bits[1:], strict=True):
-        key <<= width
-        key |= column
-    return np.argsort(key, kind="stable")
-
-
 def assemble(path: Path, rows: Rows, *, has_end_level: bool) -> Catalog:
-    """Sort the rows, group items by SID, and drop repeated (SID, item) pairs."""
-    order = sort_order(rows.codes)
-    codes = rows.codes[order]
-    is_first = np.ones(len(codes), dtype=np.bool_)
-    is_first[1:] = np.any(codes[1:] != codes[:-1], axis=1)
-    starts = np.append(np.flatnonzero(is_first), len(codes))
+    """Sort the rows, group items by SID, and drop repeated (SID, item) pairs. Takes ``rows`` apart."""
+    del rows.numbers
+    codes, order, is_first = sort_rows(rows)
+    starts = np.append(np.flatnonzero(is_first), len(order)).astype(np.int32)
+    sids = codes if is_first.all() else codes[is_first]
+    del codes, is_first
     kept = _distinct_items(order, starts, rows.items)
-    source = order if kept.all() else order[kept]
-    items = rows.items.take(source)
-    titles = None if rows.titles is None else rows.titles.take(source)
-    sids = codes if is_first.all() else codes[starts[:-1]]
-    item_start = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(kept)))[starts].astype(np.int32)
+    duplicates = len(order) - int(np.count_nonzero(kept))
+    if duplicates:
+        starts = np.concatenate((np.zeros(1, dtype=np.int32), np.cumsum(kept, dtype=np.int32)))[starts]
+        order = order[kept]
+    items = rows.items.take(order)
+    del rows.items
+    titles = None if rows.titles is None else rows.titles.take(order)
+    del rows.titles, order
     return Catalog(
         sids=sids,
-        item_start=item_start,
+        item_start=starts,
         items=items,
+        index=StringIndex.build(items),
         titles=titles,
-        digest=content_digest(sids, item_start, items),
+        digest=content_digest(sids, starts, items),
         path=path,
         has_end_level=has_end_level,
-        duplicates=len(codes) - len(items),
+        duplicates=duplicates,
     )
 
 
-def _distinct_items(order: NDArray[np.intp], starts: NDArray[np.intp], items: Sequence[str]) -> NDArray[np.bool_]:
+def _distinct_items(order: NDArray[np.int32], starts: NDArray[np.int32], items: StringTable) -> NDArray[np.bool_]:
     """Which sorted rows to keep: the first of each item within its SID."""
     kept = np.ones(len(order), dtype=np.bool_)
-    for group in np.flatnonzero(np.diff(starts) > 1):
+    sizes = np.diff(starts)
+    shared = np.flatnonzero(np.repeat(sizes > 1, sizes))
+    if not len(shared):
+        return kept
+    group = np.searchsorted(starts, shared, side="right")
+    hashes = hash_strings(items.take(order[shared]))
+    by_hash = np.lexsort((hashes, group))
+    group, hashes = group[by_hash], hashes[by_hash]
+    alike = np.flatnonzero((group[1:] == group[:-1]) & (hashes[1:] == hashes[:-1]))
+    for number in np.unique(group[alike]).tolist():
         seen: set[str] = set()
-        for row in range(starts[group], starts[group + 1]):
-            item = items[order[row]]
+        for row in range(starts[number - 1], starts[number]):
+            item = items[int(order[row])]
             kept[row] = item not in seen
             seen.add(item)
     return kept

@@ -16,11 +16,13 @@ from flashrec.sid.source import bad_row
 from flashrec.sid.strings import StringBuilder, StringTable
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Rows:
     """One entry per (SID, item) pair.
 
     ``codes``: int32 ``[pairs, depth]``. ``numbers``: int32 ``[pairs]``, the row that each pair stands in.
+    What sorts the rows deletes each array when it is done with it: together with their sorted copies they
+    would be twice the catalog.
     """
 
     codes: NDArray[np.int32]
@@ -67,7 +69,7 @@ class RowBuilder:
         self._codes.extend(sid)
         self._numbers.append(number)
 
-    def add_block(self, first: int, block: Block | None, titles: list[str] | None = None) -> bool:
+    def add_block(self, first: int, block: Block | None, titles: StringTable | None = None) -> bool:
         """Add a block whose first row is number ``first``; ``titles`` go with its items.
 
         Adds nothing and says ``False`` where :meth:`add` would refuse a row, or without a block: the rows are
@@ -76,8 +78,7 @@ class RowBuilder:
         if block is None or (self._titles is not None and titles is None):
             return False
         depth = block.codes.shape[1]
-        texts = block.items if titles is None else block.items + titles
-        if depth != (self._depth or depth) or "" in block.items or not _fits_utf8(texts):
+        if depth != (self._depth or depth) or not np.diff(block.items.offsets).all():
             return False
         self._depth = depth
         self._items.extend(block.items)
@@ -94,11 +95,3 @@ class RowBuilder:
         codes = np.frombuffer(self._codes, dtype=np.int32).reshape(-1, self._depth)
         titles = None if self._titles is None else self._titles.finish()
         return Rows(codes, self._items.finish(), titles, np.frombuffer(self._numbers, dtype=np.int32))
-
-
-def _fits_utf8(texts: list[str]) -> bool:
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError:
-        return False
-    return True

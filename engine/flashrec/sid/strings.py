@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import overload
 
@@ -13,26 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 _RUN = 1 << 16
-_TAKE = 1 << 20
+_TAKE = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
 class StringTable(Sequence[str]):
     """UTF-8 ``blob``, uint8 ``[bytes]``; string ``i`` is ``blob[offsets[i]:offsets[i + 1]]``.
 
-    ``offsets`` is int64 ``[len + 1]``.
+    ``offsets`` is int64 ``[len + 1]`` and begins with 0.
     """
 
     blob: NDArray[np.uint8]
     offsets: NDArray[np.int64]
 
     @classmethod
-    def from_strings(cls, strings: Iterable[str]) -> StringTable:
-        """Raises :class:`UnicodeEncodeError` for a lone surrogate, which UTF-8 cannot hold."""
-        builder = StringBuilder()
-        for text in strings:
-            builder.add(text)
-        return builder.finish()
+    def of(cls, texts: list[str]) -> StringTable:
+        """The table of ``texts``. Raises :class:`UnicodeEncodeError` for a lone surrogate, which UTF-8 cannot hold."""
+        joined = "".join(texts)
+        parts: list[str] | list[bytes] = texts if joined.isascii() else [text.encode() for text in texts]
+        offsets = np.zeros(len(texts) + 1, dtype=np.int64)
+        np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=offsets[1:])
+        return cls(np.frombuffer(joined.encode(), dtype=np.uint8), offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -64,33 +64,26 @@ class StringTable(Sequence[str]):
 
     def take(self, positions: NDArray[np.integer]) -> StringTable:
         """The strings at ``positions``, int ``[n]``, in that order."""
-        lengths = self.offsets[positions + 1] - self.offsets[positions]
-        offsets = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+        offsets = np.zeros(len(positions) + 1, dtype=np.int64)
+        # In slices: the temporary arrays are several times the size of what they gather.
+        slices = [slice(first, first + _TAKE) for first in range(0, len(positions), _TAKE)]
+        for part in slices:
+            chosen = positions[part].astype(np.int64)
+            offsets[1:][part] = self.offsets[chosen + 1] - self.offsets[chosen]
+        np.cumsum(offsets, out=offsets)
         blob = np.empty(int(offsets[-1]), dtype=np.uint8)
-        # In slices: the byte index below is eight times the size of the bytes that it gathers.
-        for first in range(0, len(positions), _TAKE):
-            last = min(first + _TAKE, len(positions))
-            begin, end = offsets[first], offsets[last]
-            shift = self.offsets[positions[first:last]] - offsets[first:last]
-            blob[begin:end] = self.blob[np.repeat(shift, lengths[first:last]) + np.arange(begin, end)]
+        for part in slices:
+            chosen = positions[part].astype(np.int64)
+            first, last = offsets[:-1][part], offsets[1:][part]
+            shift = np.repeat(self.offsets[chosen] - first, last - first)
+            begin, end = int(first[0]), int(last[-1])
+            shift += np.arange(begin, end)
+            blob[begin:end] = self.blob[shift]
         return StringTable(blob, offsets)
-
-    @cached_property
-    def _by_hash(self) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        hashes = np.fromiter(map(hash, self), dtype=np.int64, count=len(self))
-        order = np.argsort(hashes, kind="stable")
-        return hashes[order], order
-
-    def positions(self, text: str) -> list[int]:
-        """Every position that holds ``text``, in order; empty if there is none."""
-        hashes, order = self._by_hash
-        key = np.int64(hash(text))
-        first, last = np.searchsorted(hashes, key, "left"), np.searchsorted(hashes, key, "right")
-        return [position for position in order[first:last].tolist() if self[position] == text]
 
 
 class StringBuilder:
-    """Collects strings one by one into a :class:`StringTable`."""
+    """Collects strings into a :class:`StringTable`."""
 
     def __init__(self) -> None:
         self._blob = bytearray()
@@ -101,13 +94,10 @@ class StringBuilder:
         self._blob += text.encode()
         self._offsets.append(len(self._blob))
 
-    def extend(self, texts: list[str]) -> None:
-        """Add many at once. Raises :class:`UnicodeEncodeError` for a lone surrogate, having added nothing."""
-        joined = "".join(texts)
-        parts: list[str] | list[bytes] = texts if joined.isascii() else [text.encode() for text in texts]
-        lengths = np.fromiter(map(len, parts), dtype=np.int64, count=len(parts))
-        self._offsets.frombytes((np.cumsum(lengths) + len(self._blob)).tobytes())
-        self._blob += joined.encode()
+    def extend(self, texts: StringTable) -> None:
+        """Add many at once."""
+        self._offsets.frombytes((texts.offsets[1:] + len(self._blob)).tobytes())
+        self._blob += texts.blob.tobytes()
 
     def finish(self) -> StringTable:
         """The table of what was added."""

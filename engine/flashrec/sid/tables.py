@@ -3,24 +3,63 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from flashrec.errors import CatalogError
-from flashrec.sid.bulk import BLOCK, all_text, block_of, codes_of_columns, codes_of_texts
+from flashrec.sid.bulk import BLOCK, Block, codes_of_columns, codes_of_texts, text_table
 from flashrec.sid.codes import NotationError, Packing, parse_sid
 from flashrec.sid.layout import Codes, SidLayout
 from flashrec.sid.rows import RowBuilder, Rows
 from flashrec.sid.source import PARQUET_MAGIC, bad_row, decode
+from flashrec.sid.strings import StringTable
 
 _LEVEL = re.compile(r"code_(0|[1-9][0-9]?)")
 _DIGITS = re.compile(r"\s*[0-9]{1,9}\s*")
+
+
+class TablePart(Protocol):
+    """Some rows of a table; ``names`` are its columns.
+
+    ``cells`` gives a column as it stands there, for the careful row-by-row reader; ``codes`` and ``texts`` give
+    a whole column at once, or ``None`` where it holds anything but codes, or texts that are all there.
+    """
+
+    names: list[str]
+
+    def __len__(self) -> int: ...
+    def cells(self, name: str) -> list[object]: ...
+    def codes(self, names: list[str]) -> NDArray[np.int32] | None: ...
+    def texts(self, name: str) -> StringTable | None: ...
+
+
+class TextPart:
+    """Rows of a text table, all cells strings, or missing at the end of a short line."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self.names: list[str] = frame.columns.tolist()
+        self._frame = frame
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def cells(self, name: str) -> list[object]:
+        values: list[object] = self._frame[name].tolist()
+        return values
+
+    def codes(self, names: list[str]) -> NDArray[np.int32] | None:
+        return codes_of_columns(list(map(self.cells, names)))
+
+    def texts(self, name: str) -> StringTable | None:
+        return text_table(self.cells(name))
 
 
 def read_table(path: Path, data: bytes, layout: SidLayout | None, packing: Packing | None) -> Rows:
@@ -28,7 +67,7 @@ def read_table(path: Path, data: bytes, layout: SidLayout | None, packing: Packi
 
     Raises :class:`CatalogError`.
     """
-    return _read_frames(path, _frames(path, data, BLOCK), layout, packing)
+    return _read_parts(path, _parts(path, data, BLOCK), layout, packing)
 
 
 def table_depth(path: Path, data: bytes, packing: Packing | None) -> int:
@@ -36,18 +75,18 @@ def table_depth(path: Path, data: bytes, packing: Packing | None) -> int:
 
     Raises :class:`CatalogError`.
     """
-    first = next(_frames(path, data, 1, lines=2))
-    return int(_read_frames(path, [first], None, packing).codes.shape[1])
+    first = itertools.islice(_parts(path, data, 1, lines=2), 1)
+    return int(_read_parts(path, first, None, packing).codes.shape[1])
 
 
-def _frames(path: Path, data: bytes, rows: int, lines: int | None = None) -> Iterator[pd.DataFrame]:
+def _parts(path: Path, data: bytes, rows: int, lines: int | None = None) -> Iterator[TablePart]:
     """The table by blocks of at most ``rows`` rows, at least one; of a text table its first ``lines`` lines."""
     if data[:4] == PARQUET_MAGIC:
         yield from _parquet(path, data, rows)
         return
     frame = _text(path, data, lines)
     for first in range(0, max(len(frame), 1), rows):
-        yield frame.iloc[first : first + rows]
+        yield TextPart(frame.iloc[first : first + rows])
 
 
 @dataclass(frozen=True)
@@ -56,30 +95,29 @@ class _Columns:
 
     names: list[str]
     parse: Callable[[list[str]], Codes]
-    parse_all: Callable[[list[list[object]]], NDArray[np.int32] | None]
+    parse_all: Callable[[TablePart], NDArray[np.int32] | None]
 
 
-def _read_frames(path: Path, frames: Iterable[pd.DataFrame], layout: SidLayout | None, packing: Packing | None) -> Rows:
+def _read_parts(path: Path, parts: Iterable[TablePart], layout: SidLayout | None, packing: Packing | None) -> Rows:
     rows: RowBuilder | None = None
     first = 1
-    for frame in frames:
-        columns = _columns(path, frame.columns.tolist(), layout, packing)
-        rows = rows or RowBuilder(path, has_titles="title" in frame.columns)
-        _add_frame(path, rows, frame, first, columns)
-        first += len(frame)
+    for part in parts:
+        columns = _columns(path, part.names, layout, packing)
+        rows = rows or RowBuilder(path, has_titles="title" in part.names)
+        _add_part(path, rows, part, first, columns)
+        first += len(part)
     return (rows or RowBuilder(path)).finish()
 
 
-def _add_frame(path: Path, rows: RowBuilder, frame: pd.DataFrame, first: int, columns: _Columns) -> None:
-    """Add the rows of ``frame``, the first of which is number ``first``."""
-    items = frame["item_id"].tolist()
-    titles = frame["title"].tolist() if "title" in frame.columns else None
-    cells = [frame[name].tolist() for name in columns.names]
-    block = block_of(columns.parse_all(cells), items)
-    if rows.add_block(first, block, None if titles is None else all_text(titles)):
+def _add_part(path: Path, rows: RowBuilder, part: TablePart, first: int, columns: _Columns) -> None:
+    """Add the rows of ``part``, the first of which is number ``first``."""
+    has_titles = "title" in part.names
+    if rows.add_block(first, _block(part, columns), part.texts("title") if has_titles else None):
         return
-    shown = [None] * len(items) if titles is None else titles
-    for number, (item, title, *sid) in enumerate(zip(items, shown, *cells, strict=True), start=first):
+    items = _cells(path, part, "item_id")
+    titles = _cells(path, part, "title") if has_titles else [None] * len(items)
+    cells = [_cells(path, part, name) for name in columns.names]
+    for number, (item, title, *sid) in enumerate(zip(items, titles, *cells, strict=True), start=first):
         try:
             codes = columns.parse([_text_of(*cell) for cell in zip(columns.names, sid, strict=True)])
             rows.add(number, codes, _text_of("item_id", item), _title(title))
@@ -87,13 +125,32 @@ def _add_frame(path: Path, rows: RowBuilder, frame: pd.DataFrame, first: int, co
             raise bad_row(path, number, str(error)) from error
 
 
+def _cells(path: Path, part: TablePart, name: str) -> list[object]:
+    try:
+        return part.cells(name)
+    except (ValueError, ArithmeticError) as error:  # a date beyond Python's years, say
+        raise CatalogError(f"{path}: column {name} cannot be read: {' '.join(str(error).split())[:200]}") from error
+
+
+def _block(part: TablePart, columns: _Columns) -> Block | None:
+    codes, items = columns.parse_all(part), part.texts("item_id")
+    if codes is None or items is None:
+        return None
+    return Block(codes, items, np.arange(len(part), dtype=np.int32))
+
+
 def _columns(path: Path, columns: list[str], layout: SidLayout | None, packing: Packing | None) -> _Columns:
     levels = _code_columns(path, columns)
     if levels:
-        return _Columns(levels, lambda cells: _parse_levels(levels, cells), codes_of_columns)
+        return _Columns(levels, lambda cells: _parse_levels(levels, cells), lambda part: part.codes(levels))
     if packing is not None:
-        return _Columns(["sid"], lambda cells: packing.unpack(cells[0]), lambda cells: None)
-    return _Columns(["sid"], lambda cells: parse_sid(cells[0], layout), lambda cells: codes_of_texts(cells[0]))
+        return _Columns(["sid"], lambda cells: packing.unpack(cells[0]), lambda part: None)
+    return _Columns(["sid"], lambda cells: parse_sid(cells[0], layout), _codes_of_sids)
+
+
+def _codes_of_sids(part: TablePart) -> NDArray[np.int32] | None:
+    texts = part.texts("sid")
+    return None if texts is None else codes_of_texts(texts[:])
 
 
 def _code_columns(path: Path, columns: list[str]) -> list[str]:
@@ -172,13 +229,12 @@ def _refuse_line_ends(path: Path, frame: pd.DataFrame) -> None:
             raise bad_row(path, int(over[0]) + 1, "a quote at the start of a cell is not closed on its line")
 
 
-def _parquet(path: Path, data: bytes, rows: int) -> Iterator[pd.DataFrame]:
+def _parquet(path: Path, data: bytes, rows: int) -> Iterator[TablePart]:
     try:
-        from flashrec.sid.parquet import parquet_frames
+        from flashrec.sid.parquet import parquet_parts
     except ImportError as error:
         raise CatalogError(f"{path}: reading Parquet needs pyarrow: install it") from error
     try:
-        for frame in parquet_frames(data, rows):
-            yield frame.set_axis([str(name) for name in frame.columns], axis="columns")
+        yield from parquet_parts(data, rows)
     except Exception as error:  # pyarrow's errors have no base class of their own
         raise CatalogError(f"{path}: broken Parquet file: {' '.join(str(error).split())[:200]}") from error
