@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import ByteLevel
 from transformers import PreTrainedTokenizerFast
@@ -21,11 +22,12 @@ from flashrec.config import EngineConfig
 from flashrec.errors import RequestError
 from flashrec.profiler import ProfileOptions, Profiler
 from flashrec.request import Beam, Request, Result, ScoreSpace
+from flashrec.runtime.catalogs import DEFAULT, Catalogs, Place
 from flashrec.server.app import create_app
 from flashrec.server.config import ServerConfig
 from flashrec.server.context import Context
 from flashrec.server.run import DrainingServer, bind, uvicorn_config
-from flashrec.sid.catalog import Catalog, load_catalog
+from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout, infer_layout
 
 MAX_WIDTH, MAX_CONTEXT, MAX_STEPS = 64, 512, 8
@@ -60,7 +62,6 @@ def write_catalog(directory: Path) -> Path:
 
 def write_checkpoint(directory: Path) -> Path:
     """A Qwen3 of two layers with random weights (seeded), its tokenizer, and a catalog beside it."""
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = make_tokenizer()
@@ -89,11 +90,20 @@ class FakeEngine:
 
     config: EngineConfig
     tokenizer: Any
-    layout: SidLayout | None
-    catalog: Catalog | None
+    catalogs: Catalogs
     profiler: Profiler = field(default_factory=Profiler)
 
+    @property
+    def layout(self) -> SidLayout | None:
+        return self.catalogs.layout
+
+    @property
+    def catalog(self) -> Catalog | None:
+        served = self.catalogs.find(None)
+        return None if served is None else served.catalog
+
     def prepare(self, request: Request) -> None:
+        self.catalogs.find(request.catalog)
         width = request.beam_width or request.n
         for name, wrong, why in (
             ("n", request.n > width, "above beam_width"),
@@ -131,6 +141,10 @@ class FakeScheduler:
     def queue_depth(self) -> int:
         return len(self.pending)
 
+    @property
+    def rows_in_flight(self) -> int:
+        return sum(request.n for request in self.submitted if request.rid in self.pending)
+
     def submit(self, request: Request, deadline: float | None = None) -> Future[Result]:
         self.engine.prepare(request)
         if self.refuse is not None:
@@ -147,20 +161,21 @@ class FakeScheduler:
         return future
 
     def result(self, request: Request) -> Result:
-        catalog, layout = self.engine.catalog, self.engine.layout
+        served = self.engine.catalogs.find(request.catalog)
         beams = []
-        if catalog is None or layout is None:
+        if served is None:
             for rank in range(request.n):
                 score = -(rank + 1) / 8
                 beams.append(Beam((65 + rank, 66), 2 * score, score, "length"))
         else:
+            catalog, layout = served.catalog, served.layout
             for rank in range(min(request.n, catalog.num_sids)):
                 sid = tuple(int(code) for code in catalog.sids[rank])
                 score = -(rank + 1) / 8
                 tokens = (*layout.token_ids(sid), layout.end or 0)
                 beams.append(Beam(tokens, 3 * score, score, "stop", sid, catalog.items_of(rank)))
-        space = ScoreSpace.VOCAB if catalog is None else ScoreSpace.SID
-        return Result(request.rid, tuple(beams), len(request.input_ids), 16, space)
+        space, label = (ScoreSpace.VOCAB, None) if served is None else (ScoreSpace.SID, served.label)
+        return Result(request.rid, tuple(beams), len(request.input_ids), 16, space, label)
 
     def cancel(self, rid: str) -> None:
         self.cancelled.append(rid)
@@ -184,6 +199,15 @@ class FakeScheduler:
         self.flushes += 1
         return 7
 
+    def load_catalog(self, name: str, path: Path, *, activate: bool = True) -> Place:
+        return self.engine.catalogs.place(self.engine.catalogs.read(name, path), activate=activate)
+
+    def rollback_catalog(self, name: str) -> Place:
+        return self.engine.catalogs.rollback(name)
+
+    def drop_catalog(self, name: str) -> None:
+        self.engine.catalogs.drop(name)
+
     def start_profile(self, options: ProfileOptions) -> None:
         self.engine.profiler.start(options)
 
@@ -194,9 +218,10 @@ class FakeScheduler:
 def make_scheduler(directory: Path, *, catalog: bool = True) -> FakeScheduler:
     tokenizer = make_tokenizer()
     config = EngineConfig(model_path=directory / "shop-model")
-    layout = infer_layout(tokenizer, depth=2)
-    loaded = load_catalog(write_catalog(directory), layout) if catalog else None
-    return FakeScheduler(FakeEngine(config, tokenizer, layout if catalog else None, loaded))
+    catalogs = Catalogs(config, infer_layout(tokenizer, depth=2) if catalog else None, torch.device("cpu"))
+    if catalog:
+        catalogs.place(catalogs.read(DEFAULT, write_catalog(directory)))
+    return FakeScheduler(FakeEngine(config, tokenizer, catalogs))
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 from flashrec_harness import acceptance
 from flashrec_harness.outcome import Check, Outcome
 
-SUITES = ("unit", "kernel", "parity", "determinism", "trace", "perf")
+SUITES = ("unit", "kernel", "parity", "determinism", "eval", "trace", "perf")
 
 
 def suites(**changes: list[Check]) -> dict[str, list[Check]]:
@@ -20,13 +20,14 @@ def lines(**changes: list[Check]) -> list[Outcome]:
     return [acceptance.judge(line, suites(**changes)).outcome for line in acceptance.LINES]
 
 
-def test_the_seeds_six_lines_in_order() -> None:
-    words = ["tests", "scores", "120", "replay", "FP8", "baseline"]
+def test_the_seven_lines_in_order() -> None:
+    words = ["tests", "scores", "120", "replay", "FP8 GEMMs", "recommend", "baseline"]
     assert all(word in line.name for word, line in zip(words, acceptance.LINES, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("suite", "line"), [("unit", 0), ("kernel", 0), ("parity", 1), ("determinism", 2), ("trace", 3), ("perf", 5)]
+    ("suite", "line"),
+    [("unit", 0), ("kernel", 0), ("parity", 1), ("determinism", 2), ("trace", 3), ("eval", 5), ("perf", 6)],
 )
 def test_a_red_check_turns_its_line_red_and_no_other(suite: str, line: int) -> None:
     fp8 = Check("trace", "FP8 GEMMs are FP8", Outcome.PASS, "fine")
@@ -49,9 +50,9 @@ def test_figures_count_as_recorded_without_a_stored_baseline_but_not_with_a_wors
     figures = Check("perf", "figures n=10", Outcome.PASS, "100 req/s")
     missing = Check("perf", "against baseline", Outcome.NOT_RUN, "", reason="no baseline for this device")
     slower = Check("perf", "against baseline n=10", Outcome.FAIL, "slower")
-    assert lines(perf=[figures, missing])[5] is Outcome.PASS
-    assert lines(perf=[figures, slower])[5] is Outcome.FAIL
-    assert lines(perf=[missing])[5] is Outcome.NOT_RUN
+    assert lines(perf=[figures, missing])[6] is Outcome.PASS
+    assert lines(perf=[figures, slower])[6] is Outcome.FAIL
+    assert lines(perf=[missing])[6] is Outcome.NOT_RUN
 
 
 JUNIT = """<testsuites><testsuite>{cases}</testsuite></testsuites>"""

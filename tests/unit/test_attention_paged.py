@@ -94,7 +94,7 @@ class Lab:
         return PrefillMeta(
             query_lens=lengths,
             kv_lens=[part.length for part in parts],
-            pages=[self.pages[owner] for owner in owners],
+            page_table=self.table()[list(owners)].numpy(),
             positions=np.concatenate(positions),
             ends=last if ending is None else last[list(ending)],
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,3 +106,54 @@ def test_a_malformed_file_is_an_error_that_says_where(tmp_path: Path, content: s
         read_histories(file)
     assert str(file) in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+WRITTEN = [("u", ("a", "日本"), "b"), ("v", ("b",), None), ("v", ("c", "b"), "a c")]
+
+
+@pytest.mark.parametrize("bom", [False, True])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("separator", [",", "\t"])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_histories_in_every_text_form(tmp_path: Path, bom: bool, line_end: str, separator: str, zipped: bool) -> None:
+    lines = ["user_id,history_item_ids,target_item_id"] + [f"{u},{' '.join(i)},{t or ''}" for u, i, t in WRITTEN]
+    data = line_end.join(lines).replace(",", separator).encode("utf-8-sig" if bom else "utf-8")
+    file = tmp_path / "h"
+    file.write_bytes(gzip.compress(data) if zipped else data)
+    rows = read_histories(file)
+    assert [(row.user, row.items, row.target) for row in rows] == WRITTEN
+    assert [row.targets for row in rows] == [("b",), (), ("a", "c")]
+
+
+def test_histories_in_parquet_may_hold_lists_and_numbers(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"user_id": [1, 2], "history_item_ids": [["a", "b"], ["c"]], "target_item_id": [7, None], "more": [0, 0]}
+    )
+    frame["target_item_id"] = frame["target_item_id"].astype("Int64")
+    frame.to_parquet(tmp_path / "h")
+    first, second = read_histories(tmp_path / "h")
+    assert (first.user, first.items, first.targets) == ("1", ("a", "b"), ("7",))
+    assert (second.items, second.target) == (("c",), None)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "no rows"),
+        (b"user_id,history_item_ids\nu,a,b\n", "row 2: more cells"),
+        (b"user_id,history_item_ids\nu,\n", "row 2: empty history_item_ids"),
+        (b"user_id,items\nu,a\n", "no column"),
+        (b"user_id,history_item_ids\nu,\xff\n", "line 2: byte 0xff is not UTF-8"),
+        (b"\x1f\x8bjunk", "cannot read the histories"),
+        (b"PAR1junk", "broken Parquet file"),
+        (b'user_id,history_item_ids\nu,"' + b"a" * 200_000 + b'"\n', "not a table"),
+    ],
+)
+def test_malformed_histories_name_file_and_reason(tmp_path: Path, content: bytes, reason: str) -> None:
+    file = tmp_path / "h"
+    file.write_bytes(content)
+    with pytest.raises(CatalogError, match=reason) as caught:
+        read_histories(file)
+    assert str(caught.value).startswith(f"{file}: ")
+    with pytest.raises(CatalogError, match="cannot read the histories"):
+        read_histories(tmp_path / "gone")

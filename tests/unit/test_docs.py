@@ -133,7 +133,9 @@ def problems(line: str) -> list[str]:
             if name not in known:
                 found.append(f"{program} {name}")
             else:
-                found += [f"{program} {name} {flag}" for flag in FLAG.findall(rest) if flag not in known[name]]
+                passed_on = known.get(rest.split()[0], set()) if name == "bisect" and rest else set()
+                allowed = known[name] | passed_on
+                found += [f"{program} {name} {flag}" for flag in FLAG.findall(rest) if flag not in allowed]
     for match in re.finditer(r"(?:\./dev|nox -s)((?: [a-z]+)+)(?: -- (.*))?", line):
         names, rest = match[1].split(), match[2] or ""
         found += [f"session {name}" for name in names if name not in sessions()]

@@ -25,6 +25,8 @@ outcomes = st.lists(st.sampled_from(Outcome), max_size=8)
         ([Outcome.PASS, Outcome.INVALID], False, ExitCode.UNDECIDED),
         ([Outcome.PASS, Outcome.INCONCLUSIVE], False, ExitCode.UNDECIDED),
         ([Outcome.FAIL, Outcome.INVALID], False, ExitCode.FAILED),
+        ([Outcome.PASS, Outcome.KNOWN], False, ExitCode.OK),
+        ([Outcome.PASS, Outcome.KNOWN], True, ExitCode.FAILED),
         ([], False, ExitCode.UNDECIDED),
     ],
 )
@@ -37,8 +39,8 @@ def test_exit_codes_are_the_documented_numbers() -> None:
 
 
 @given(outcomes)
-def test_exit_code_is_zero_only_if_something_passed_or_was_not_run_and_nothing_else(found: list[Outcome]) -> None:
-    harmless = {Outcome.PASS, Outcome.NOT_RUN}
+def test_exit_code_is_zero_only_if_nothing_is_red(found: list[Outcome]) -> None:
+    harmless = {Outcome.PASS, Outcome.NOT_RUN, Outcome.KNOWN}
     assert (exit_code([check(o) for o in found]) == 0) == (bool(found) and set(found) <= harmless)
 
 

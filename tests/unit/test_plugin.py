@@ -102,3 +102,40 @@ def test_suite_context_takes_the_options(pytester: pytest.Pytester) -> None:
     )
     options = ("--model-path", str(model), "--url", "http://127.0.0.1:1", "--harness-seed", "7")
     run(pytester, *options).assert_outcomes(passed=1)
+
+
+FAKE_DRIVER = """#!/bin/sh
+case "$1" in
+*compute-apps*) ;;
+*) printf '0, GPU-a, NVIDIA H200, 143771, 580.1, 9.0\\n1, GPU-b, NVIDIA H200, 143771, 580.1, 9.0\\n' ;;
+esac
+"""
+
+PINNED_TEST = """
+import os
+import sys
+
+SEEN = ("torch" in sys.modules, os.environ["CUDA_VISIBLE_DEVICES"])
+
+def test_pinned_before_torch(worker_id):
+    assert SEEN == (False, worker_id.removeprefix("gw"))
+
+test_again = test_pinned_before_torch
+"""
+
+
+@pytest.mark.slow
+def test_each_xdist_worker_has_its_own_gpu_before_torch_is_imported(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two real workers and a simulated driver with two GPUs."""
+    pytest.importorskip("xdist")
+    driver = pytester.path / "nvidia-smi"
+    driver.write_text(FAKE_DRIVER)
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{pytester.path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    pytester.makeconftest(CONFTEST.read_text(encoding="utf-8"))
+    pytester.makepyfile(PINNED_TEST)
+    result = pytester.runpytest_subprocess("-q", "-n", "2", "--dist", "each")
+    result.assert_outcomes(passed=4)

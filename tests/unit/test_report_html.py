@@ -46,7 +46,9 @@ def test_page_is_self_contained_and_well_formed() -> None:
     text = html.render(report())
     tags = parsed(text)
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags.seen}
-    assert not [v for _, attrs in tags.seen for k, v in attrs.items() if k in ("src", "href", "srcset")]
+    loaded = [v for _, attrs in tags.seen for k, v in attrs.items() if k in ("src", "href", "srcset")]
+    assert [target for target in loaded if not (target or "").startswith("#")] == []
+    assert {target.removeprefix("#") for target in loaded if target} <= {a["id"] for _, a in tags.seen if "id" in a}
     assert "url(" not in text
     assert "@import" not in text
     assert not re.search(r"https?://", text)
@@ -76,6 +78,34 @@ def test_verdict_stands_before_red_checks_and_those_before_suites() -> None:
 
 def test_nothing_needs_you_when_all_pass() -> None:
     assert "What needs you" not in html.render(report({"s": [Check("s", "c", Outcome.PASS, "fine")]}))
+
+
+def test_what_was_not_judged_is_grouped_by_its_reason() -> None:
+    missing = [Check("trace", name, Outcome.NOT_RUN, "", reason="no GPU") for name in ("spans", "stalls")]
+    text = html.render(report({"trace": [*missing, Check("trace", "file", Outcome.PASS, "")]}))
+    (section,) = re.findall(r"What was not judged</h2>(.*?)</section>", text, re.DOTALL)
+    assert section.count("no GPU") == 1
+    assert "2 checks" in section
+    assert "trace: spans; trace: stalls" in " ".join(section.split())
+    assert "What was not judged" not in html.render(report({"s": [Check("s", "c", Outcome.PASS, "fine")]}))
+
+
+def test_a_red_check_says_what_its_outcome_means_how_to_repeat_it_and_where_its_evidence_is() -> None:
+    check = Check("parity", "lists", Outcome.FAIL, "1 of 2", rows=[{"rank": 1}], repeat="again", bundles=["a b.json"])
+    text = html.render(report({"parity": [check]}))
+    assert "a fault was found" in text
+    card = text[text.index("What needs you") : text.index("whole")]
+    for part in ("again", "repro &#39;a b.json&#39;", 'href="#parity-lists"'):
+        assert part in card
+    assert re.search(r'<details class="check" id="parity-lists" open>', text)
+
+
+def test_another_process_on_the_device_is_named_at_the_top() -> None:
+    run = report()
+    assert "also on the device" not in html.render(run)
+    run.environment.info["other processes on the device"] = ["4711 python"]
+    text = html.render(run)
+    assert "4711 python" in text[text.index("<h1>") : text.index("What needs you")]
 
 
 def test_both_colour_schemes_and_narrow_screens_are_styled() -> None:

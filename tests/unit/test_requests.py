@@ -60,6 +60,7 @@ def test_bad_fields_with_and_without_a_catalog(
         ({"max_tokens": 9}, "max_tokens", "must be 1 .. 8"),
         ({"temperature": 1.0}, "temperature", "needs a catalog"),
         ({"stop_token_ids": (VOCAB,)}, "stop_token_ids", "outside 0"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids", "outside 0"),
         ({"score_space": ScoreSpace.SID}, "score_space", "needs a catalog"),
         ({"exclude_items": ("x",)}, "exclude_items", "needs a catalog"),
         ({"allow_sids": ()}, "allow_sids", "needs a catalog"),
@@ -78,6 +79,7 @@ def test_bad_fields_without_a_catalog(free: Engine, fields: dict[str, Any], fiel
         ({"n": 5000}, "n", "max_beam_width"),
         ({"max_tokens": 3}, "max_tokens", "less than a semantic ID of this catalog, 4 tokens"),
         ({"exclude_items": ("no-such-item",)}, "exclude_items", "no-such-item"),
+        ({"stop_token_ids": (10**8,)}, "stop_token_ids", "outside 0"),
         ({"exclude_sids": ((0, 0),)}, "exclude_sids", "has 2 codes"),
         ({"allow_sids": ((10**6, 0, 0),)}, "allow_sids", "not in the catalog"),
     ],
@@ -86,6 +88,17 @@ def test_bad_fields_with_a_catalog(shop: Engine, fields: dict[str, Any], field: 
     with pytest.raises(RequestError, match=message) as caught:
         shop.prepare(Request(**({"input_ids": (1, 2)} | fields)))
     assert caught.value.field == field
+
+
+def test_a_stop_token_inside_semantic_ids_is_refused_and_another_changes_nothing(shop: Engine) -> None:
+    """``SGLang`` clients send the tokenizer's end tokens with every request."""
+    assert shop.layout is not None
+    code = int(shop.layout.sid_tokens[7])
+    with pytest.raises(RequestError, match=f"token id {code} is part of semantic IDs") as caught:
+        shop.prepare(Request(input_ids=(5, 6), stop_token_ids=(1, code)))
+    assert caught.value.field == "stop_token_ids"
+    plain, stopping = (shop.generate([(5, 6)], n=4, stop_token_ids=ids)[0] for ids in ((), (1, shop.layout.end)))
+    assert plain.beams == stopping.beams
 
 
 def test_begin_token_is_appended_once(shop: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -19,7 +20,7 @@ from flashrec.runtime.buffers import WaveLayout
 from flashrec.runtime.member import Member, WaveKey, validate
 from flashrec.runtime.results import catalog_results, free_results, pack_frontier, penalised, unpack_frontier
 from flashrec.search.expand import Frontier
-from flashrec.search.filters import visible_items
+from flashrec.search.filters import VisibleItems
 from flashrec.search.free import Bank
 from flashrec.sid import Catalog, SidLayout, load_catalog
 
@@ -153,7 +154,7 @@ def test_items_of_a_sid_that_a_request_may_see(
     catalog: Catalog, fields: dict[str, Any], sid: tuple[int, ...], visible: tuple[str, ...]
 ) -> None:
     items = catalog.items_of(int(catalog.rank(np.array([sid]))[0]))
-    assert visible_items(Request(input_ids=(1,), **fields), sid, items) == visible
+    assert VisibleItems(Request(input_ids=(1,), **fields))(sid, items) == visible
 
 
 def bank(rows: list[tuple[tuple[int, ...], float, bool, bool]], steps: int = 3) -> Bank:
@@ -201,13 +202,21 @@ def test_an_unfilled_place_may_hold_anything_a_filled_one_must_be_finite() -> No
 
 
 def test_a_validated_member_knows_its_emitted_length(catalog: Catalog) -> None:
+    from flashrec.runtime.catalogs import ServedCatalog
     from flashrec.runtime.member import Limits, emitted_tokens
+    from flashrec.search.levels import trie_levels
+    from flashrec.sid import build_trie
 
     limits = Limits(
         vocab_size=10, max_context=8, max_beam_width=4, max_decode_steps=4, default_space=ScoreSpace.SID,
-        score_end=False, eos_token_ids=(),
+        eos_token_ids=(),
     )  # fmt: skip
     assert (emitted_tokens(catalog, LAYOUT), emitted_tokens(catalog, OPEN_LAYOUT)) == (3, 2)
-    found = validate(Request(input_ids=(7,), max_tokens=3), limits, LAYOUT, catalog)
-    assert (found.tokens.tolist(), found.key.steps, found.width) == ([7, 1], 2, 1)
-    assert validate(Request(input_ids=(7,)), limits, OPEN_LAYOUT, catalog).tokens.tolist() == [7]
+    trie = build_trie(catalog.sids, LAYOUT.sizes)
+    tries = tuple(trie_levels(trie, torch.device("cpu"), score_end=False, dense_cells=0))
+    served = ServedCatalog("shop", 5, catalog, LAYOUT, tries, 0)
+    found = validate(Request(input_ids=(7,), max_tokens=3), limits, served)
+    assert (found.tokens.tolist(), found.key.steps, found.key.revision, found.width) == ([7, 1], 2, 5, 1)
+    assert found.served is served
+    open_ended = dataclasses.replace(served, layout=OPEN_LAYOUT)
+    assert validate(Request(input_ids=(7,)), limits, open_ended).tokens.tolist() == [7]

@@ -66,6 +66,17 @@ def test_chunks_cover_every_uncached_token_once_in_order(prompts: list[tuple[int
     assert flat == [(member, place) for member, start in enumerate(cached) for place in range(start, lengths[member])]
 
 
+def test_requests_that_sample_have_waves_of_their_own(engine: Engine) -> None:
+    """On a GPU they are scored by other operations: a greedy request in their wave would get other last bits."""
+    greedy = [ask(5 + index, n=4, rid=f"greedy-{index}") for index in range(3)]
+    sampled = [ask(9 + index, n=4, rid=f"sampled-{index}", temperature=0.7) for index in range(3)]
+    alone = [engine.generate([request])[0].beams for request in greedy]
+    waves = engine.stats()["waves"]
+    mixed = engine.generate([greedy[0], sampled[0], greedy[1], sampled[1], sampled[2], greedy[2]])
+    assert engine.stats()["waves"] == waves + 2
+    assert [result.beams for result in mixed if result.rid.startswith("greedy")] == alone
+
+
 def test_a_layout_overwrites_all_of_the_one_before(engine: Engine) -> None:
     """A wave of few rows after one that filled the bucket leaves what a fresh bucket would hold."""
     full = engine.admission.admit([engine.prepare(ask(30 + index, seed=index, n=8)) for index in range(6)])

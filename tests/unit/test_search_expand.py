@@ -16,7 +16,7 @@ from flashrec.errors import LayoutError
 from flashrec.search import expand as expand_module
 from flashrec.search.expand import Frontier
 from flashrec.search.filters import LeafFilter
-from flashrec.search.levels import build_levels
+from flashrec.search.levels import head_levels
 from flashrec.sid import SidLayout
 
 SPACES = list(ScoreSpace)
@@ -163,6 +163,6 @@ def test_a_token_in_two_codebooks_is_refused() -> None:
     world = World.make([(0, 0)], (2, 2), seed=0)
     shared = SidLayout((world.layout.codebooks[0],) * 2, world.layout.texts)
     with pytest.raises(LayoutError, match="stands in two codebooks"):
-        build_levels(shared, world.trie, world.head, ScoreSpace.SID, score_end=False, dense_cells=0)
+        head_levels(shared, world.head, ScoreSpace.SID, score_end=False)
     with pytest.raises(LayoutError, match="no end token to score"):
-        build_levels(shared, world.trie, world.head, ScoreSpace.SID, score_end=True, dense_cells=0)
+        head_levels(shared, world.head, ScoreSpace.SID, score_end=True)

@@ -15,7 +15,7 @@ from server_support import Running, error_of, make_scheduler, running, wait_unti
 from flashrec.errors import ConfigError, RequestError
 from flashrec.server.auth import authorized
 from flashrec.server.config import ServerConfig
-from flashrec.server.profiling import resolve_inside
+from flashrec.server.paths import resolve_inside
 
 
 @pytest.fixture
@@ -160,14 +160,18 @@ def test_output_dir_is_resolved_inside(tmp_path: Path, monkeypatch: pytest.Monke
     root = tmp_path / "profiles"
     root.mkdir()
     monkeypatch.chdir(tmp_path)
-    assert resolve_inside(Path("profiles"), None) == root
-    assert resolve_inside(Path("profiles"), "./profiles/run1") == root / "run1"
-    assert resolve_inside(Path("profiles"), "run1") == root / "run1"
-    assert resolve_inside(Path("profiles"), str(root / "a" / ".." / "b")) == root / "b"
+
+    def resolved(wanted: str | None) -> Path:
+        return resolve_inside(Path("profiles"), wanted, field="output_dir", setting="A_SETTING")
+
+    assert resolved(None) == root
+    assert resolved("./profiles/run1") == root / "run1"
+    assert resolved("run1") == root / "run1"
+    assert resolved(str(root / "a" / ".." / "b")) == root / "b"
     (root / "link").symlink_to("/etc")
     for outside in ("..", "link", "link/x", "/", str(tmp_path), f"{root}-not"):
-        with pytest.raises(RequestError, match="output_dir"):
-            resolve_inside(Path("profiles"), outside)
+        with pytest.raises(RequestError, match=r"output_dir: must lie inside .*, which A_SETTING sets"):
+            resolved(outside)
 
 
 def test_transport_errors(refusing: Running) -> None:

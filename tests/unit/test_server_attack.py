@@ -6,7 +6,9 @@ import json
 import random
 import socket
 import struct
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,6 +187,116 @@ def test_many_idle_connections_do_not_keep_others_out(shop: Running) -> None:
     finally:
         for client in idle:
             client.close()
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+def test_ten_megabytes_that_are_really_sent(shop: Running, path: str, chunked: bool) -> None:
+    """The answer comes while the body is still on its way; what is left of it is not read."""
+    block = b"a" * 65536
+    framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % (10 << 20)
+    start = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%s\r\n\r\n" % (path.encode(), framing)
+    with socket.create_connection(("127.0.0.1", shop.port)) as client:
+        client.settimeout(10)
+        try:
+            client.sendall(start)
+            for _ in range(160):
+                client.sendall(b"%x\r\n%s\r\n" % (len(block), block) if chunked else block)
+            client.sendall(b"0\r\n\r\n" if chunked else b"")
+        except (ConnectionResetError, BrokenPipeError):
+            return  # closed half way: the answer was there to be read before
+        assert client.recv(4096).startswith(b"HTTP/1.1 413 ")
+    assert_calm(shop)
+
+
+NOT_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1E400", "0x1", "1_0", "+1", "01", ".5", "nan"]
+
+
+@pytest.mark.parametrize("text", NOT_NUMBERS)
+@pytest.mark.parametrize("field", ["temperature", "timeout", "length_penalty", "n", "max_tokens", "seed"])
+def test_what_is_no_finite_number_is_refused_in_every_numeric_field(shop: Running, field: str, text: str) -> None:
+    body = b'{"prompt": "x", "%s": %s}' % (field.encode(), text.encode())
+    response = shop.raw("/v1/completions", body)
+    assert response.status_code == 400, response.text
+    assert error_of(response)["code"] in {"malformed_json", "invalid_value"}
+
+
+def closed_after(client: socket.socket, patience_s: float = 10.0) -> float:
+    """Seconds until the server closes the connection."""
+    client.settimeout(patience_s)
+    start = time.monotonic()
+    try:
+        while client.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("sent", [b"", b"P", b"POST /generate HTTP/1.1\r\nHost: x\r\nX-A: "])
+def test_a_head_that_never_ends_is_not_waited_for(shop: Running, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", shop.port)) as client:
+        client.sendall(sent)
+        assert closed_after(client) < 5
+
+
+def test_a_byte_now_and_then_does_not_keep_a_connection(shop: Running) -> None:
+    """Slow loris: a hundred of them, each sending a header byte every 50 ms, while others are served."""
+    clients = [socket.create_connection(("127.0.0.1", shop.port)) for _ in range(100)]
+    try:
+        for client in clients:
+            client.sendall(b"POST /generate HTTP/1.1\r\nX-A: ")
+        end = time.monotonic() + 8
+        open_ones = list(clients)
+        while open_ones and time.monotonic() < end:
+            assert shop.client.get("/health").status_code == 200
+            time.sleep(0.05)
+            for client in list(open_ones):
+                try:
+                    client.sendall(b"a")
+                except (BrokenPipeError, ConnectionResetError):
+                    open_ones.remove(client)
+        assert open_ones == []
+    finally:
+        for client in clients:
+            client.close()
+    assert_calm(shop)
+
+
+def test_a_second_request_s_head_is_not_waited_for_either(shop: Running) -> None:
+    body = json.dumps(GOOD["/generate"]).encode()
+    with socket.create_connection(("127.0.0.1", shop.port)) as client:
+        client.settimeout(10)
+        client.sendall(head("/generate", len(body)) + body)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        client.sendall(b"POST /gen")
+        assert closed_after(client) < 5
+
+
+def test_an_answer_that_nobody_reads_is_let_go(tmp_path: Path) -> None:
+    """Its id is echoed twice, 14 MB: more than the sockets' buffers hold."""
+    body = json.dumps({"input_ids": [1], "rid": "r" * (7 << 20)}).encode()
+    config = ServerConfig(port=0, body_timeout_s=0.5, max_body_bytes=8 << 20)
+    with running(make_scheduler(tmp_path), config) as server:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", server.port))
+            client.sendall(head("/generate", len(body)) + body)
+            wait_until(lambda: len(server.scheduler.submitted) == 1)
+            wait_until(lambda: len(server.server.server_state.connections) == 0)
+            assert closed_after(client) < 5
+        assert_calm(server)
+
+
+def test_resets_in_the_middle_of_an_answer(shop: Running) -> None:
+    body = json.dumps({"input_ids": [[1]] * 200, "sampling_params": {"n": 4}}).encode()
+    for seed in range(20):
+        with socket.create_connection(("127.0.0.1", shop.port)) as client:
+            client.settimeout(10)
+            client.sendall(head("/generate", len(body)) + body)
+            assert client.recv(1 + 100 * (seed % 5))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert_calm(shop)
 
 
 def test_the_attack_would_notice_a_held_request(shop: Running) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,14 +69,21 @@ def rewrite(server: Running) -> None:
     PAGE.write_text(EXAMPLE.sub(fresh, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
+@contextmanager
+def serving(config: EngineConfig) -> Iterator[Running]:
+    scheduler = Scheduler(Engine(config))
+    scheduler.start()
+    with running(scheduler, ServerConfig(port=0, catalog_dir=SHOP)) as server:
+        yield server
+
+
 @pytest.fixture(scope="module")
 def shop() -> Iterator[Running]:
     config = EngineConfig(model_path=SHOP, sid_vocab_file=SHOP / "items.tsv", device="cpu", kv_pool_tokens=8192)
-    scheduler = Scheduler(Engine(config))
-    scheduler.start()
-    with running(scheduler, ServerConfig(port=0)) as server:
-        if REWRITE:
+    if REWRITE:
+        with serving(config) as server:
             rewrite(server)
+    with serving(config) as server:
         yield server
 
 
@@ -89,6 +97,8 @@ def test_the_page_shows_each_endpoint() -> None:
         "/v1/recommend",
         "/v1/models",
         "/server_info",
+        "/catalog",
+        "/catalog/rollback",
     }
     for path in ("/health", "/health_generate", "/metrics", "/flush_cache", "/start_profile", "/stop_profile"):
         assert path in text

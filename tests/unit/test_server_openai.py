@@ -42,6 +42,7 @@ def test_chat_returns_ranked_choices(shop: Running) -> None:
         "output_ids": [256, 259, 263],
         "sid": [0, 0],
         "items": ["apple", "pear"],
+        "catalog": "default@1",
     }
     prompt = len("[user]hi[assistant]")
     assert answer["usage"] == {
@@ -164,7 +165,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"allow": [[9, 9]]}, "allow[0]"),
     ({"seed": 2**63}, "seed"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
-    ({"functions": []}, "functions"),
+    ({"functions": [{"name": "f"}]}, "functions"),
 ]
 
 

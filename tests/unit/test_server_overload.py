@@ -61,6 +61,15 @@ def test_too_many_in_flight_are_refused_before_their_body_is_read(shop: Running)
     assert shop.context.lifecycle.in_flight == 0
 
 
+def test_a_full_queue_is_said_before_anything_is_tokenised(shop: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(shop.scheduler), "queue_depth", property(lambda _: 1024))
+    monkeypatch.setattr(shop.context.codec, "encode", lambda *_, **__: pytest.fail("tokenised"))
+    response = shop.post("/generate", {"text": "x"})
+    assert (response.status_code, error_of(response)["code"]) == (503, "queue_full")
+    assert response.headers["retry-after"] == "3"
+    assert shop.scheduler.submitted == []
+
+
 def test_the_scheduler_s_deadline_is_a_504(shop: Running) -> None:
     shop.scheduler.fail = DeadlineError("the deadline passed while the request waited for a wave")
     assert shop.post("/generate", {"text": "x"}).status_code == 504
@@ -145,17 +154,17 @@ def test_a_queue_that_fills_half_way_through_a_list_takes_none(shop: Running) ->
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "code"),
+    ("error", "status", "code", "kind"),
     [
-        (RequestError("n", "cannot"), 400, "invalid_value"),
-        (NonFiniteError("scores are not finite"), 500, "non_finite"),
-        (ValueError("surprise"), 500, "internal_error"),
+        (RequestError("n", "cannot"), 400, "invalid_value", "invalid_request_error"),
+        (NonFiniteError("scores are not finite"), 500, "non_finite", "model_output_error"),
+        (ValueError("surprise"), 500, "internal_error", "server_error"),
     ],
 )
-def test_a_poisoned_request_fails_alone(shop: Running, error: Exception, status: int, code: str) -> None:
+def test_a_poisoned_request_fails_alone(shop: Running, error: Exception, status: int, code: str, kind: str) -> None:
     shop.scheduler.fail = error
     response = shop.post("/generate", {"text": "x"})
-    assert (response.status_code, error_of(response)["code"]) == (status, code)
+    assert (response.status_code, error_of(response)["code"], error_of(response)["type"]) == (status, code, kind)
     assert response.headers["x-request-id"]
     assert "surprise" not in response.text
     shop.scheduler.fail = None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from flashrec.errors import CatalogError
 from flashrec.sid import bulk, formats, tables
 from flashrec.sid.catalog import load_catalog
 from flashrec.sid.codes import NotationError, is_plain, parse_sid
+from flashrec.sid.parquet import ParquetPart
 
 
 @pytest.mark.parametrize(
@@ -82,11 +84,50 @@ def test_what_is_plain_can_be_parsed_or_refused_without_a_layout(text: str) -> N
 
 
 def test_columns_of_codes() -> None:
-    found = bulk.codes_of_columns([[1, 2], ["3", "4"]])
+    found = bulk.codes_of_columns([["1", "2"], ["3", "4"]])
     assert found is not None
     assert found.tolist() == [[1, 3], [2, 4]]
-    for column in ([1, -2], [-1, 2], [1, None], [1, True], ["1", "x"], ["1,2", "3,4"], ["<a_1>", "<a_2>"], []):
-        assert bulk.codes_of_columns([[5, 6][: len(column)], column]) is None
+    for column in (["1", None], ["1", True], ["1", "x"], ["1,2", "3,4"], ["<a_1>", "<a_2>"], []):
+        assert bulk.codes_of_columns([["5", "6"][: len(column)], column]) is None
+
+
+ARROW_INTEGERS = [pa.int8(), pa.uint8(), pa.int16(), pa.int64(), pa.uint64()]
+
+
+@pytest.mark.parametrize("kind", ARROW_INTEGERS, ids=str)
+def test_arrow_columns_of_codes(kind: pa.DataType) -> None:
+    part = ParquetPart(pa.record_batch({"code_0": pa.array([1, 2], kind), "code_1": pa.array([3, 100], kind)}))
+    found = part.codes(["code_0", "code_1"])
+    assert found is not None
+    assert found.dtype == np.int32
+    assert found.tolist() == [[1, 3], [2, 100]]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [pa.array([1, -2]), pa.array([1, None]), pa.array([1, 10**9]), pa.array([1.0, 2.0]), pa.array(["1", "2"])],
+    ids=["negative", "missing", "beyond nine digits", "floats", "texts"],
+)
+def test_arrow_columns_that_are_left_to_the_careful_reader(column: pa.Array) -> None:
+    part = ParquetPart(pa.record_batch({"code_0": pa.array([1, 2]), "code_1": column}))
+    assert part.codes(["code_0"]) is not None
+    assert part.codes(["code_0", "code_1"]) is None
+
+
+def test_arrow_columns_of_texts() -> None:
+    texts = ["", "ü", "日本", "x"]
+    for kind in (pa.string(), pa.large_string()):
+        whole = ParquetPart(pa.record_batch({"item_id": pa.array(texts, kind)}))
+        found, sliced = whole.texts("item_id"), ParquetPart(whole._batch.slice(1, 2)).texts("item_id")
+        assert found is not None
+        assert sliced is not None
+        assert (found[:], sliced[:]) == (texts, texts[1:3])
+        assert sliced.offsets[0] == 0
+    numbers = ParquetPart(pa.record_batch({"item_id": pa.array([7, -8], pa.int64())})).texts("item_id")
+    assert numbers is not None
+    assert numbers[:] == ["7", "-8"]
+    for other in (pa.array(["x", None]), pa.array([1.5]), pa.array([True]), pa.array([b"x"])):
+        assert ParquetPart(pa.record_batch({"item_id": other})).texts("item_id") is None
 
 
 CELL = st.sampled_from(["0,1", "2,3", "0,12", "2", "2,3,4", "<a_1><b_2>", "x", ""])
@@ -108,8 +149,8 @@ def both_ways(path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> tuple[
         for module in (formats, tables):
             patch.setattr(module, "BLOCK", block)
         in_blocks = outcome(path)
-        for module in (formats, tables):
-            patch.setattr(module, "block_of", lambda codes, values: None)
+        patch.setattr(formats, "block_of", lambda codes, values: None)
+        patch.setattr(tables, "_block", lambda part, columns: None)
         return in_blocks, outcome(path)
 
 

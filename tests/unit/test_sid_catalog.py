@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 from sid_files import GROUPS, SPELLINGS, Groups, groups, joined, make_layout, rows, write
 
 from flashrec.errors import CatalogError
-from flashrec.sid.catalog import load_catalog, sort_order
+from flashrec.sid.catalog import load_catalog
 from flashrec.sid.codes import Packing
 from flashrec.sid.layout import SidLayout
 from flashrec.sid.peek import peek_depth
+from flashrec.sid.rows import Rows
+from flashrec.sid.sorting import sort_rows
+from flashrec.sid.strings import StringTable
 
 
 @pytest.mark.parametrize("wrapping", [{}, {"bom": True}, {"crlf": True}, {"zipped": True, "bom": True, "crlf": True}])
@@ -159,25 +163,48 @@ def expected_groups(pairs: list[tuple[tuple[int, ...], str]]) -> Groups:
     return dict(sorted(out.items()))
 
 
-@given(pairs=pair_lists(), spelling=st.sampled_from(["json", "parquet", "csv"]), zipped=st.booleans())
+def write_pairs(
+    path: Path,
+    pairs: list[tuple[tuple[int, ...], str]],
+    spelling: str,
+    *,
+    titles: bool = False,
+    bom: bool = False,
+    crlf: bool = False,
+    zipped: bool = False,
+) -> None:
+    """``pairs`` in their order as JSON, CSV, TSV or Parquet."""
+    if spelling == "json":
+        entries = ",\n".join(f"{json.dumps(','.join(map(str, sid)))}:{json.dumps(item)}" for sid, item in pairs)
+        write(path, "{" + entries + "}", bom=bom, crlf=crlf, zipped=zipped)
+        return
+    frame = pd.DataFrame({"item_id": [item for _, item in pairs], "sid": [",".join(map(str, sid)) for sid, _ in pairs]})
+    if titles:
+        frame["title"] = [f"名 {item}" for _, item in pairs]
+    if spelling == "parquet":
+        frame.to_parquet(path)
+    else:
+        separator = "\t" if spelling == "tsv" else ","
+        write(path, frame.to_csv(index=False, quoting=1, sep=separator), bom=bom, crlf=crlf, zipped=zipped)
+
+
+SPELLED = st.fixed_dictionaries(
+    {
+        "spelling": st.sampled_from(["json", "parquet", "csv", "tsv"]),
+        **dict.fromkeys(["titles", "bom", "crlf", "zipped"], st.booleans()),
+    }
+)
+
+
+@given(pairs=pair_lists(), spelled=SPELLED)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_random_pairs_group_like_a_dictionary(
-    tmp_path: Path, pairs: list[tuple[tuple[int, ...], str]], spelling: str, zipped: bool
+    tmp_path: Path, pairs: list[tuple[tuple[int, ...], str]], spelled: dict[str, Any]
 ) -> None:
+    """One to five levels, repeated rows, non-ASCII ids and titles, Windows line ends, byte-order marks, gzip."""
     path = tmp_path / "catalog"
     depth = len(pairs[0][0])
-    if spelling == "json":
-        entries = ",".join(f"{json.dumps(','.join(map(str, sid)))}:{json.dumps(item)}" for sid, item in pairs)
-        write(path, "{" + entries + "}", zipped=zipped)
-    else:
-        frame = pd.DataFrame(
-            {"item_id": [item for _, item in pairs]}
-            | {f"code_{level}": [sid[level] for sid, _ in pairs] for level in range(depth)}
-        )
-        if spelling == "parquet":
-            frame.to_parquet(path)
-        else:
-            write(path, frame.to_csv(index=False, quoting=1), zipped=zipped)
+    write_pairs(path, pairs, **spelled)
     catalog = load_catalog(path, None, sid_sizes=(8192,) * depth)
     expected = expected_groups(pairs)
     assert groups(catalog) == expected
@@ -188,14 +215,43 @@ def test_random_pairs_group_like_a_dictionary(
         holders = [rank for rank, items in enumerate(expected.values()) if item in items]
         assert catalog.ranks_of_items([item]).tolist() == holders
     assert peek_depth(path) == depth
+    if catalog.titles is not None:
+        assert catalog.titles[:] == [f"名 {item}" for item in catalog.items]
+        assert catalog.title_of(catalog.items[0]) == catalog.titles[0]
 
 
-@given(st.data(), st.integers(1, 5), st.sampled_from([1, 9, 2**31 - 1]))
-def test_sort_order_is_lexicographic_and_stable(data: st.DataObject, depth: int, largest: int) -> None:
+@given(pairs=pair_lists(), spelled=SPELLED, place=st.integers(1, 25), longer=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_unequal_depths_are_refused_with_the_row(
+    tmp_path: Path, pairs: list[tuple[tuple[int, ...], str]], spelled: dict[str, Any], place: int, longer: bool
+) -> None:
+    row = min(place, len(pairs))
+    sid, item = pairs[row - 1]
+    odd = (*sid, 1) if longer or len(sid) == 1 else sid[1:]
+    mixed = [*pairs[:row], (odd, item), *pairs[row:]]
+    path = tmp_path / "catalog"
+    write_pairs(path, mixed, **spelled)
+    with pytest.raises(CatalogError) as caught:
+        load_catalog(path, None)
+    message = f"{path}: row {row + 1}: {len(odd)} codes, but row 1 has {len(sid)}"
+    packed = len(sid) == 1 and spelled["spelling"] == "json" and max(sid[0] for sid, _ in pairs) >= 8192
+    assert packed or str(caught.value).startswith(message)
+
+
+@given(st.data(), st.integers(1, 5), st.sampled_from([1, 9, 8191, 2**31 - 1]))
+def test_rows_are_sorted_lexicographically_and_stably(data: st.DataObject, depth: int, largest: int) -> None:
     sid = st.tuples(*[st.integers(0, largest)] * depth)
     sids = data.draw(st.lists(sid, min_size=1, max_size=30))
-    order = sort_order(np.array(sids, dtype=np.int32))
-    assert order.tolist() == sorted(range(len(sids)), key=lambda row: sids[row])
+    numbers = np.arange(len(sids), dtype=np.int32)
+    rows = Rows(np.array(sids, dtype=np.int32), StringTable.of([]), None, numbers)
+    codes, order, is_first = sort_rows(rows)
+    expected = sorted(range(len(sids)), key=lambda row: sids[row])
+    assert order.tolist() == expected
+    assert [tuple(row) for row in codes.tolist()] == [sids[row] for row in expected]
+    assert is_first.tolist() == [
+        place == 0 or sids[row] != sids[expected[place - 1]] for place, row in enumerate(expected)
+    ]
+    assert not hasattr(rows, "codes"), "the unsorted codes would be held twice"
 
 
 def test_parquet_with_the_items_as_index(tmp_path: Path) -> None:

@@ -163,42 +163,39 @@ def test_format_of_a_file_name() -> None:
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 
 
+@st.composite
+def titled_pairs(draw: st.DrawFn) -> list[tuple[tuple[int, ...], str, str]]:
+    sid = st.tuples(*[st.integers(0, 7)] * draw(st.integers(1, 5)))
+    return draw(st.lists(st.tuples(sid, TEXT, TEXT), min_size=1, max_size=12))
+
+
 @given(
-    pairs=st.lists(st.tuples(st.tuples(*[st.integers(0, 7)] * 2), TEXT, TEXT), min_size=1, max_size=12),
-    kind=st.sampled_from(CatalogFormat),
-    code_columns=st.booleans(),
-    zipped=st.booleans(),
+    pairs=titled_pairs(), kinds=st.lists(st.sampled_from(CatalogFormat), min_size=2, max_size=3), columns=st.booleans()
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
-def test_any_catalog_survives_any_format_or_is_refused(
-    tmp_path: Path,
-    pairs: list[tuple[tuple[int, ...], str, str]],
-    kind: CatalogFormat,
-    code_columns: bool,
-    zipped: bool,
+def test_any_catalog_survives_a_chain_of_formats_or_is_refused(
+    tmp_path: Path, pairs: list[tuple[tuple[int, ...], str, str]], kinds: list[CatalogFormat], columns: bool
 ) -> None:
-    frame = pd.DataFrame(pairs, columns=["sid", "item_id", "title"])
-    frame["code_0"], frame["code_1"] = zip(*frame.pop("sid"), strict=True)
+    depth = len(pairs[0][0])
+    frame = pd.DataFrame({"item_id": [item for _, item, _ in pairs], "title": [title for _, _, title in pairs]})
+    for level in range(depth):
+        frame[f"code_{level}"] = [sid[level] for sid, _, _ in pairs]
     frame.to_parquet(tmp_path / "source")
-    catalog = load_catalog(tmp_path / "source", None)
-    out = tmp_path / ("out.gz" if zipped else "out")
-    try:
-        write_catalog(catalog, out, kind, code_columns=code_columns)
-    except CatalogError as error:
-        refused = str(error)
-    else:
-        refused = ""
-    if refused:
-        items = [item for _, item, _ in pairs]
-        texts = items + [title for _, _, title in pairs]
-        two_sids = len({(sid, item) for sid, item, _ in pairs}) > len(set(items))
-        line_end = any("\n" in text or "\r" in text for text in texts)
-        assert (kind is CatalogFormat.INDEX and two_sids) or (kind is CatalogFormat.TSV and line_end)
-        return
-    packing = Packing(depth=2) if kind is CatalogFormat.PACKED else None
-    again = load_catalog(out, None, packing=packing)
-    assert again.digest == catalog.digest
-    assert groups(again) == groups(catalog)
-    if again.titles is not None:
-        assert catalog.titles is not None
-        assert again.titles[:] == catalog.titles[:]
+    first = catalog = load_catalog(tmp_path / "source", None)
+    packing = Packing(base=8, depth=depth)
+    for number, kind in enumerate(kinds):
+        out = tmp_path / ("out.gz" if number % 2 else "out")
+        packed = packing if kind is CatalogFormat.PACKED else None
+        texts = [*catalog.items, *(catalog.titles or ())]
+        two_sids = kind is CatalogFormat.INDEX and len(catalog.items) > len(set(catalog.items))
+        if two_sids or (kind is CatalogFormat.TSV and any("\n" in text or "\r" in text for text in texts)):
+            with pytest.raises(CatalogError):
+                write_catalog(catalog, out, kind)
+            return
+        write_catalog(catalog, out, kind, packing=packed, code_columns=columns)
+        catalog = load_catalog(out, None, packing=packed)
+        assert catalog.digest == first.digest
+        assert groups(catalog) == groups(first)
+        if catalog.titles is not None:
+            assert first.titles is not None
+            assert catalog.titles[:] == first.titles[:]

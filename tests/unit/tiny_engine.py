@@ -32,6 +32,12 @@ def write_shop(path: Path) -> Path:
     return path
 
 
+def write_catalog(path: Path, seed: int) -> None:
+    """Another catalog for :func:`write_shop`'s checkpoint, whose item ids name the ``seed``: a foreign one shows."""
+    sids = np.random.default_rng(seed).integers(0, CODES, (150, DEPTH)).tolist()
+    path.write_text(json.dumps({",".join(map(str, sid)): [f"seed{seed}-{i}"] for i, sid in enumerate(sids)}))
+
+
 def open_engine(path: Path, *, catalog: bool = True, **fields: Any) -> Engine:
     """A CPU engine of :func:`write_shop`'s checkpoint, by default with 4-token pages and 64 rows."""
     defaults: dict[str, Any] = {
@@ -39,7 +45,7 @@ def open_engine(path: Path, *, catalog: bool = True, **fields: Any) -> Engine:
         "max_requests": 8, "invariance_check": False,
     }  # fmt: skip
     return Engine(
-        EngineConfig(model_path=path, sid_vocab_file=path / CATALOG if catalog else None, **(defaults | fields))
+        EngineConfig(model_path=path, **({"sid_vocab_file": path / CATALOG if catalog else None} | defaults | fields))
     )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from flashrec import ScoreSpace
 from flashrec.search.expand import Frontier, Sampling, Spans, expand
 from flashrec.search.filters import FilterBuffers, LeafFilter
-from flashrec.search.levels import build_levels
+from flashrec.search.levels import build_levels, head_levels, trie_levels
 from flashrec.sid import SidLayout, Trie, build_trie
 
 HIDDEN = 6
@@ -106,8 +106,10 @@ def search(
     padding: int = 3,
 ) -> Outcome:
     """Run one wave; ``padding`` rows before, between and after the requests' lie in no span."""
+    cells = 1 << 20 if dense else 0
     levels = build_levels(
-        world.layout, world.trie, world.head, space, score_end=score_end, dense_cells=1 << 20 if dense else 0
+        head_levels(world.layout, world.head, space, score_end=score_end),
+        trie_levels(world.trie, world.head.device, score_end=score_end, dense_cells=cells),
     )
     widths = [ask.n for ask in asks]
     starts = [padding * (index + 1) + sum(widths[:index]) for index in range(len(asks))]
@@ -116,7 +118,7 @@ def search(
     for index, (start, width) in enumerate(target):
         owner[start : start + width] = index
     capacity = len(asks) * len(world.sids)
-    filters = FilterBuffers(capacity, len(asks), len(world.sids), torch.device("cpu"))
+    filters = FilterBuffers(capacity, len(asks), torch.device("cpu"))
     wave_filters = filters.load([ask.leaf_filter for ask in asks])
     sampling = None
     if any(ask.temperature > 0 for ask in asks):

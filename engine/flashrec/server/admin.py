@@ -4,44 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, TypeVar
+from typing import Any
 
-import orjson
 from fastapi import FastAPI
-from pydantic import ValidationError
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 
 import flashrec
 from flashrec.profiler import ProfilerStateError
 from flashrec.request import Request
-from flashrec.server.bodies import read_body
+from flashrec.server.catalogs import describe_catalogs
 from flashrec.server.context import Context
-from flashrec.server.errors import from_validation
+from flashrec.server.control import control_body, json_response
 from flashrec.server.jobs import Job, admitted, search
 from flashrec.server.profiling import StartProfileRequest, profile_options
 from flashrec.server.schemas import Body
 from flashrec.torch_trace import preload
 
-B = TypeVar("B", bound=Body)
-
 _STARTED = int(time.time())
-
-
-def json_response(payload: object) -> Response:
-    """JSON through orjson; paths, enums and keys that are numbers as strings."""
-    return Response(orjson.dumps(payload, default=str, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")
 
 
 def add_health_routes(app: FastAPI, context: Context) -> None:
     """``/health`` says whether requests are taken; ``/health_generate`` makes the engine answer one."""
 
-    @app.get("/health", tags=["health"])
+    @app.get("/health", tags=["health"], response_class=Response)
     async def health() -> Response:
         context.lifecycle.check_ready(context.config.retry_after_s)
         return Response()
 
-    @app.get("/health_generate", tags=["health"])
+    @app.get("/health_generate", tags=["health"], response_class=Response)
     async def health_generate(http: HttpRequest) -> Response:
         free = context.scheduler.engine.catalog is None
         probe = Request(input_ids=(0,), n=1, max_tokens=1 if free else None)
@@ -50,7 +41,7 @@ def add_health_routes(app: FastAPI, context: Context) -> None:
             await search(context, http, job, time.monotonic() + context.config.request_timeout_s)
         return Response()
 
-    @app.get("/metrics", tags=["health"])
+    @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
     async def metrics() -> Response:
         text = await context.in_pool(context.metrics.text)
         return Response(text, media_type=context.metrics.content_type)
@@ -103,10 +94,12 @@ def _server_info(context: Context) -> dict[str, Any]:
             "num_items": catalog.num_items,
             "depth": catalog.depth,
         },
+        **describe_catalogs(context),
         "profiler": engine.profiler.status(),
         "server": {
             "queue_depth": context.scheduler.queue_depth,
             "in_flight": context.lifecycle.in_flight,
+            "rows_in_flight": context.scheduler.rows_in_flight,
             "max_in_flight": config.max_in_flight,
             "max_body_bytes": config.max_body_bytes,
             "request_timeout_s": config.request_timeout_s,
@@ -121,15 +114,15 @@ def add_control_routes(app: FastAPI, context: Context) -> None:
     They wait for the wave that runs, so they wait on other threads than the tokeniser's.
     """
 
-    @app.post("/flush_cache", tags=["control"])
+    @app.post("/flush_cache", tags=["control"], response_class=PlainTextResponse)
     async def flush_cache(http: HttpRequest) -> Response:
-        await _body(context, http, Body)
+        await control_body(context, http, Body)
         pages = await asyncio.to_thread(context.scheduler.flush_cache)
         return PlainTextResponse(f"Cache flushed, {pages} pages freed.\n")
 
-    @app.post("/start_profile", tags=["control"])
+    @app.post("/start_profile", tags=["control"], response_class=PlainTextResponse)
     async def start_profile(http: HttpRequest) -> Response:
-        body = await _body(context, http, StartProfileRequest)
+        body = await control_body(context, http, StartProfileRequest)
         options = profile_options(body, context.config.profiler_dir)
         await asyncio.to_thread(preload)
         await asyncio.to_thread(context.scheduler.start_profile, options)
@@ -137,19 +130,9 @@ def add_control_routes(app: FastAPI, context: Context) -> None:
 
     @app.post("/stop_profile", tags=["control"])
     async def stop_profile(http: HttpRequest) -> Response:
-        await _body(context, http, Body)
+        await control_body(context, http, Body)
         await asyncio.to_thread(context.scheduler.stop_profile)
         status = context.scheduler.engine.profiler.status()
         if not status["files"] and status["state"] == "idle":
             raise ProfilerStateError("no profile has been started")
         return json_response(status)
-
-
-async def _body(context: Context, http: HttpRequest, model: type[B]) -> B:
-    """A control endpoint's body; an empty one asks for the defaults."""
-    context.lifecycle.check_ready(context.config.retry_after_s)
-    raw = await read_body(http, context.config.max_body_bytes, context.config.body_timeout_s)
-    try:
-        return model.model_validate_json(raw or b"{}")
-    except ValidationError as error:
-        raise from_validation(error) from None

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -18,8 +17,10 @@ from flashrec.errors import FlashRecError
 from flashrec.server import openai, recommend, sglang
 from flashrec.server.admin import add_control_routes, add_health_routes, add_info_routes
 from flashrec.server.backend import Scheduler
+from flashrec.server.catalogs import LoadCatalogRequest, RollbackRequest, add_catalog_routes
 from flashrec.server.config import ServerConfig
 from flashrec.server.context import Context
+from flashrec.server.document import describe
 from flashrec.server.errors import ApiError, as_api_error
 from flashrec.server.jobs import Job, answer
 from flashrec.server.lifecycle import Lifecycle
@@ -38,6 +39,10 @@ _BODIES: dict[str, type[Body]] = {
     "/v1/completions": openai.CompletionRequest,
     "/v1/recommend": recommend.RecommendRequest,
     "/start_profile": StartProfileRequest,
+    "/stop_profile": Body,
+    "/flush_cache": Body,
+    "/catalog": LoadCatalogRequest,
+    "/catalog/rollback": RollbackRequest,
 }
 
 
@@ -59,15 +64,17 @@ def create_app(scheduler: Scheduler, config: ServerConfig) -> FastAPI:
         pool=ThreadPoolExecutor(config.workers, thread_name_prefix="flashrec-host"),
     )
     context.metrics.watch(lambda: _gauges(context))
+    context.metrics.watch_catalogs(engine.catalogs.places)
     app = FastAPI(title="FlashRec", version=flashrec.__version__, lifespan=_lifespan(context))
     app.state.context = context
     _add_search_routes(app, context)
     add_health_routes(app, context)
     add_info_routes(app, context)
     add_control_routes(app, context)
+    add_catalog_routes(app, context)
     _add_error_handlers(app, context)
     app.add_middleware(Gate, api_key=config.api_key, metrics=context.metrics)
-    _describe_bodies(app)
+    describe(app, _BODIES, needs_key=config.api_key is not None)
     return app
 
 
@@ -112,27 +119,3 @@ def _add_error_handlers(app: FastAPI, context: Context) -> None:
 
     for kind in (ApiError, HTTPException, FlashRecError):
         app.add_exception_handler(kind, handle)
-
-
-def _describe_bodies(app: FastAPI) -> None:
-    """Put the bodies into the OpenAPI document: FastAPI does not see them, as it does not parse them."""
-    original = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            document = original()
-            _, definitions = models_json_schema(
-                [(model, "validation") for model in _BODIES.values()],
-                ref_template="#/components/schemas/{model}",
-            )
-            document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-            for path, model in _BODIES.items():
-                reference = {"$ref": f"#/components/schemas/{model.__name__}"}
-                document["paths"][path]["post"]["requestBody"] = {
-                    "required": path != "/start_profile",
-                    "content": {"application/json": {"schema": reference}},
-                }
-            app.openapi_schema = document
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]

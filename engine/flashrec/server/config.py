@@ -43,10 +43,12 @@ class ServerConfig:
     """Jinja template of ``/v1/recommend``'s prompt: see :mod:`flashrec.server.prompts`."""
     profiler_dir: Path = field(default_factory=_default_profiler_dir)
     """The only directory that traces go to. Default: ``FLASHREC_TORCH_PROFILER_DIR``, else ``./profiles``."""
+    catalog_dir: Path | None = None
+    """The only directory that ``/catalog`` loads from. Default: none, and ``/catalog`` loads nothing."""
     request_timeout_s: float = 60.0
     """Deadline of a request that names none, and the latest one it may name."""
     body_timeout_s: float = 30.0
-    """How long a client may take to send a request's body."""
+    """How long a client may take to send a request's head, then its body, and may pause while it reads the answer."""
     drain_timeout_s: float = 30.0
     """How long shutdown waits for the requests that are running."""
     max_body_bytes: int = 4 << 20
@@ -76,5 +78,7 @@ class ServerConfig:
                 raise ConfigError(f"{name}: must be above 0, got {getattr(self, name)}")
         if self.api_key is not None and (not self.api_key.isascii() or self.api_key.strip() != self.api_key):
             raise ConfigError("api_key: must be ASCII without spaces around it")
+        if self.catalog_dir is not None and not self.catalog_dir.is_dir():
+            raise ConfigError(f"catalog_dir: no such directory: {self.catalog_dir}")
         if self.prompt_template is not None and not self.prompt_template.is_file():
             raise ConfigError(f"prompt_template: no such file: {self.prompt_template}")

@@ -9,11 +9,26 @@ import orjson
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from flashrec.errors import DeadlineError, EngineFault, NonFiniteError, QueueFullError, RequestError
+from flashrec.errors import (
+    CatalogError,
+    CatalogStateError,
+    DeadlineError,
+    EngineFault,
+    NonFiniteError,
+    QueueFullError,
+    RequestError,
+)
 from flashrec.profiler import ProfilerStateError
 from flashrec.server.schemas import UNION_TAGS
 
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+}
+_KIND_TYPES = {"non_finite": "model_output_error"}
+"""Failures that their status says too little about: a ``server_error`` may be worth another try, these are not."""
 
 
 @dataclass(eq=False)
@@ -28,7 +43,8 @@ class ApiError(Exception):
 
     def response(self) -> Response:
         """The HTTP answer."""
-        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        by_status = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        kind = _KIND_TYPES.get(self.kind, by_status)
         body = {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.kind}}
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         return Response(orjson.dumps(body), self.status, headers, media_type="application/json")
@@ -51,6 +67,10 @@ def as_api_error(error: BaseException, names: Mapping[str, str], retry_after_s: 
             return overloaded(retry_after_s, str(error))
         case DeadlineError():
             return ApiError(504, "deadline_exceeded", str(error))
+        case CatalogError():
+            return ApiError(400, "invalid_catalog", f"file: {error}", "file")
+        case CatalogStateError():
+            return ApiError(409, "catalog_state", str(error))
         case ProfilerStateError():
             return ApiError(409, "profiler_state", str(error))
         case NonFiniteError():

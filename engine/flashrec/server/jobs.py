@@ -22,6 +22,7 @@ from flashrec.request import Request, Result
 from flashrec.server.bodies import read_body
 from flashrec.server.context import Context
 from flashrec.server.errors import ApiError, as_api_error, from_validation, overloaded
+from flashrec.server.pins import Pins
 from flashrec.server.schemas import Body
 
 B = TypeVar("B", bound=Body)
@@ -37,7 +38,8 @@ class Job:
     """What an endpoint makes of a body.
 
     ``render`` turns the results, one per request, into the JSON answer, or with ``stream`` into the list of
-    server-sent events. ``names`` maps :class:`Request`'s fields to the client's, for error messages.
+    server-sent events. ``names`` maps :class:`Request`'s fields to the client's, for error messages. ``pins`` hold
+    the catalogs that the requests name by label.
     """
 
     requests: Sequence[Request]
@@ -45,6 +47,7 @@ class Job:
     names: Mapping[str, str] = field(default_factory=dict)
     timeout: float | None = None
     stream: bool = False
+    pins: Pins | None = None
 
 
 async def answer(context: Context, http: HttpRequest, model: type[B], prepare: Callable[[B], Job]) -> Response:
@@ -64,6 +67,9 @@ def admitted(context: Context) -> Iterator[None]:
     lifecycle.check_ready(config.retry_after_s)
     if lifecycle.in_flight >= config.max_in_flight:
         raise overloaded(config.retry_after_s, f"{lifecycle.in_flight} requests are in flight: come back later")
+    if context.scheduler.queue_depth >= context.scheduler.engine.config.queue_size:
+        # Said before the body is read and tokenised, since refusing must cost next to nothing when there is most of it.
+        raise overloaded(config.retry_after_s, f"{context.scheduler.queue_depth} requests wait: come back later")
     lifecycle.in_flight += 1
     try:
         yield

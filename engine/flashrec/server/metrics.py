@@ -12,6 +12,8 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from flashrec.runtime.catalogs import Place
+
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -47,6 +49,12 @@ class Metrics:
         self.cached_tokens = Counter(
             "flashrec_cached_tokens", "Prompt tokens that the prefix cache held", registry=self.registry
         )
+        self.catalog_changes = Counter(
+            "flashrec_catalog_changes",
+            "Loads, rollbacks and drops of catalogs, by outcome: ok or refused",
+            ["action", "outcome"],
+            registry=self.registry,
+        )
         self.beams = Counter("flashrec_beams", "Beams returned", registry=self.registry)
 
     @contextmanager
@@ -61,6 +69,10 @@ class Metrics:
     def watch(self, read: Callable[[], Mapping[str, Any]]) -> None:
         """Export what ``read`` returns as ``flashrec_engine_*`` gauges, read at each scrape."""
         self.registry.register(_EngineStats(read))
+
+    def watch_catalogs(self, read: Callable[[], Mapping[str, Place]]) -> None:
+        """Export the catalogs served, as ``flashrec_catalog_info``, read at each scrape."""
+        self.registry.register(_CatalogInfo(read))
 
     def text(self) -> bytes:
         """The exposition format, as Prometheus scrapes it."""
@@ -89,3 +101,22 @@ class _EngineStats(Collector):
                     yield family
                 elif all(isinstance(entry, str) for entry in value.values()):
                     yield InfoMetricFamily(metric, f"Engine: {name}", value=dict(value))
+
+
+class _CatalogInfo(Collector):
+    """One sample of value 1 per revision that a name stands for."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Place]]) -> None:
+        self._read = read
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["name", "state", "revision", "digest"]
+        family = GaugeMetricFamily("flashrec_catalog_info", "Catalogs in service and on standby", labels=labels)
+        for name, place in self._read().items():
+            for state, served in (("active", place.active), ("standby", place.standby)):
+                if served is not None:
+                    family.add_metric([name, state, str(served.revision), served.catalog.digest], 1.0)
+        yield family

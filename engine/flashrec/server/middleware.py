@@ -1,4 +1,4 @@
-"""The outermost layer: request id, API key, log line, counters."""
+"""The outermost layer: request id, API key, no orders from foreign web pages, log line, counters."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Mapping
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from flashrec.server.auth import authorized
+from flashrec.server.auth import authorized, foreign_page
 from flashrec.server.errors import ApiError, as_api_error
 from flashrec.server.metrics import Metrics
 
@@ -19,6 +20,8 @@ logger = logging.getLogger("flashrec.access")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _OPEN = frozenset({"/health"})
 """Paths that need no API key: what a supervisor asks before it knows any secret."""
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods that change nothing (RFC 9110, 9.2.1)."""
 
 
 class Gate:
@@ -47,12 +50,11 @@ class Gate:
             await send(message)
 
         try:
-            key = headers.get(b"authorization", b"").decode("latin-1")
-            if scope["path"] in _OPEN or authorized(key, self._api_key):
+            refusal = self._refusal(scope, headers)
+            if refusal is None:
                 await self._app(scope, receive, send_with_id)
             else:
-                self._metrics.errors.labels("unauthorized").inc()
-                refusal = ApiError(401, "unauthorized", "authorization: send 'Bearer' and this server's API key")
+                self._metrics.errors.labels(refusal.kind).inc()
                 await refusal.response()(scope, receive, send_with_id)
         except Exception as error:
             logger.exception("request %s failed", request_id.decode())
@@ -61,6 +63,16 @@ class Gate:
                 await as_api_error(error, {}, 1).response()(scope, receive, send_with_id)
         finally:
             self._count(scope, request_id, status, time.perf_counter() - start)
+
+    def _refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> ApiError | None:
+        key = headers.get(b"authorization", b"").decode("latin-1")
+        if scope["path"] not in _OPEN and not authorized(key, self._api_key):
+            return ApiError(401, "unauthorized", "authorization: send 'Bearer' and this server's API key")
+        if scope["method"] not in _SAFE and foreign_page(headers):
+            return ApiError(
+                403, "cross_origin", "origin: a web page of another origin may not ask this server", "origin"
+            )
+        return None
 
     def _count(self, scope: Scope, request_id: bytes, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")

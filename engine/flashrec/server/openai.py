@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import Discriminator, Field, Tag
 
 from flashrec.errors import RequestError
 from flashrec.request import Beam, Request, Result, ScoreSpace
@@ -15,21 +15,15 @@ from flashrec.server.context import Context
 from flashrec.server.errors import ApiError
 from flashrec.server.filters import filter_fields, filter_names
 from flashrec.server.jobs import Job, Payload
+from flashrec.server.pins import Pins
 from flashrec.server.schemas import (
     Body,
     Count,
     Prompt,
     SearchOptions,
     TokenIds,
-    Unused,
-    UnusedFlag,
-    UnusedList,
-    UnusedMap,
-    UnusedOne,
-    UnusedTopK,
-    UnusedZero,
-    must_be,
 )
+from flashrec.server.unused import Unused, UnusedChat, UnusedCompletion, UnusedFlag
 
 
 class StreamOptions(Body):
@@ -40,29 +34,18 @@ class StreamOptions(Body):
     continuous_usage_stats: UnusedFlag = None
 
 
-class _CompletionFields(SearchOptions):
+class _CompletionFields(UnusedCompletion, SearchOptions):
     """What both endpoints take; the unused ones pass with the value that asks for nothing."""
 
     model: str | None = None
     n: Count | None = None
     max_tokens: Count | None = None
     stop_token_ids: TokenIds | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = None
     constrained: bool | None = None
-    skip_special_tokens: bool = True
+    skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-
-    top_p: UnusedOne = None
-    top_k: UnusedTopK = None
-    min_p: UnusedZero = None
-    frequency_penalty: UnusedZero = None
-    presence_penalty: UnusedZero = None
-    repetition_penalty: UnusedOne = None
-    logit_bias: UnusedMap = None
-    stop: UnusedList = None
-    lora_path: Unused = None
 
 
 class TextPart(Body):
@@ -81,7 +64,8 @@ def _content_kind(value: Any) -> str | None:
 class Message(Body):
     """One turn of a conversation."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant"]
+    name: Unused = None
     content: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<many>")],
         Discriminator(
@@ -94,21 +78,16 @@ class Message(Body):
     def as_template_input(self) -> dict[str, str]:
         """What chat templates take."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text}
+        # OpenAI's newer word for the same role; templates know the older one.
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": text}
 
 
-class ChatCompletionRequest(_CompletionFields):
+class ChatCompletionRequest(_CompletionFields, UnusedChat):
     """The body of ``/v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
-    logprobs: UnusedFlag = None
-    top_logprobs: UnusedZero = None
-    response_format: Annotated[JsonValue, must_be(None, {"type": "text"})] = None
-    tools: UnusedList = None
-    tool_choice: Annotated[JsonValue, must_be(None, "none", "auto")] = None
-    store: UnusedFlag = None
-    metadata: UnusedMap = None
 
 
 class CompletionRequest(_CompletionFields):
@@ -118,7 +97,7 @@ class CompletionRequest(_CompletionFields):
     best_of: Count | None = None
     echo: UnusedFlag = None
     suffix: Unused = None
-    logprobs: UnusedZero = None
+    logprobs: Unused = None
 
 
 ChoiceOf = Callable[[int, str, str], dict[str, object]]
@@ -134,14 +113,15 @@ def prepare_chat(context: Context, body: ChatCompletionRequest) -> Job:
     prompt = context.codec.encode(text, add_special_tokens=False)
     names = {"input_ids": "messages", "max_tokens": limit}
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    request = _request(context, body, prompt, body.max_tokens or body.max_completion_tokens)
+    pins = Pins(context.scheduler.engine)
+    request = _request(context, pins, body, prompt, body.max_tokens or body.max_completion_tokens)
 
     def choice(index: int, text: str, finish_reason: str) -> dict[str, object]:
         part = "delta" if body.stream else "message"
         message = {"role": "assistant", "content": text}
         return {"index": index, part: message, "logprobs": None, "finish_reason": finish_reason}
 
-    return _job(context, body, [request], names, ("chatcmpl", kind), choice)
+    return _job(context, pins, body, [request], names, ("chatcmpl", kind), choice)
 
 
 def prepare_completion(context: Context, body: CompletionRequest) -> Job:
@@ -149,15 +129,18 @@ def prepare_completion(context: Context, body: CompletionRequest) -> Job:
     if body.best_of not in (None, body.n or 1):
         raise RequestError("best_of", "must equal n: send beam_width to search wider than n")
     prompts, _ = context.codec.prompts("prompt", body.prompt, context.config.max_prompts)
-    requests = [_request(context, body, prompt, body.max_tokens) for prompt in prompts]
+    pins = Pins(context.scheduler.engine)
+    requests = [_request(context, pins, body, prompt, body.max_tokens) for prompt in prompts]
 
     def choice(index: int, text: str, finish_reason: str) -> dict[str, object]:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
 
-    return _job(context, body, requests, {"input_ids": "prompt"}, ("cmpl", "text_completion"), choice)
+    return _job(context, pins, body, requests, {"input_ids": "prompt"}, ("cmpl", "text_completion"), choice)
 
 
-def _request(context: Context, body: _CompletionFields, prompt: tuple[int, ...], max_tokens: int | None) -> Request:
+def _request(
+    context: Context, pins: Pins, body: _CompletionFields, prompt: tuple[int, ...], max_tokens: int | None
+) -> Request:
     if body.model is not None and body.model not in context.model_aliases:
         raise ApiError(
             404,
@@ -175,14 +158,16 @@ def _request(context: Context, body: _CompletionFields, prompt: tuple[int, ...],
         length_penalty=body.length_penalty,
         score_space=None if body.score_space is None else ScoreSpace(body.score_space),
         stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=body.ignore_eos,
+        ignore_eos=bool(body.ignore_eos),
         constrained=body.constrained,
+        catalog=pins.label(body.catalog, body.constrained),
         **filter_fields(body.exclude, body.allow, context.codec),
     )
 
 
 def _job(
     context: Context,
+    pins: Pins,
     body: _CompletionFields,
     requests: Sequence[Request],
     names: dict[str, str],
@@ -201,9 +186,9 @@ def _job(
         ranked = []
         for position, result in enumerate(results):
             for index, beam in enumerate(result.beams):
-                text = context.codec.beam(beam, skip_special_tokens=body.skip_special_tokens)
+                text = context.codec.beam(beam, skip_special_tokens=body.skip_special_tokens is not False)
                 choice = choice_of(position * requests[0].n + index, text, beam.finish_reason)
-                ranked.append(choice | {"sglext": extension(beam)})
+                ranked.append(choice | {"sglext": extension(beam, result.catalog)})
         return ranked
 
     def render(results: Sequence[Result]) -> Payload | list[Payload]:
@@ -222,18 +207,19 @@ def _job(
         names=filter_names() | names,
         timeout=body.timeout,
         stream=bool(body.stream),
+        pins=pins,
     )
 
 
-def extension(beam: Beam) -> dict[str, object]:
-    """A choice's ``sglext``: scores (exact float32 values), tokens, and the SID and items if any."""
+def extension(beam: Beam, catalog: str | None) -> dict[str, object]:
+    """A choice's ``sglext``: scores (exact float32 values), tokens, and the SID, items and catalog if any."""
     fields: dict[str, object] = {
         "sequence_score": beam.score,
         "cumulative_logprob": beam.cumulative_logprob,
         "output_ids": list(beam.token_ids),
     }
     if beam.sid is not None:
-        fields |= {"sid": list(beam.sid), "items": list(beam.items)}
+        fields |= {"sid": list(beam.sid), "items": list(beam.items), "catalog": catalog}
     return fields
 
 

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from flashrec.errors import RequestError
 from flashrec.profiler import ProfileOptions
-from flashrec.server.schemas import MAX_TOKEN_ID, Body, UnusedFlag, UnusedList
+from flashrec.server.paths import resolve_inside
+from flashrec.server.schemas import MAX_TOKEN_ID, Body
+from flashrec.server.unused import UnusedFlag, UnusedList
 
 
 def _from_digits(value: object) -> object:
@@ -17,7 +18,15 @@ def _from_digits(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else value
 
 
-Steps = Annotated[int, Field(ge=1, le=MAX_TOKEN_ID), BeforeValidator(_from_digits)]
+Steps = Annotated[
+    int,
+    Field(ge=1, le=MAX_TOKEN_ID),
+    BeforeValidator(
+        _from_digits,
+        json_schema_input_type=Annotated[int, Field(ge=1, le=MAX_TOKEN_ID)]
+        | Annotated[str, Field(pattern="^0{0,8}[1-9][0-9]{0,8}$", max_length=9)],
+    ),
+]
 
 
 class StartProfileRequest(Body):
@@ -41,7 +50,7 @@ def profile_options(body: StartProfileRequest, root: Path) -> ProfileOptions:
     """Options whose directory lies inside ``root``. Raises :class:`RequestError`."""
     default = ProfileOptions(output_dir=root)
     return ProfileOptions(
-        output_dir=resolve_inside(root, body.output_dir),
+        output_dir=resolve_inside(root, body.output_dir, field="output_dir", setting="FLASHREC_TORCH_PROFILER_DIR"),
         num_steps=body.num_steps,
         start_step=body.start_step,
         activities=tuple(body.activities) if body.activities else default.activities,
@@ -50,28 +59,4 @@ def profile_options(body: StartProfileRequest, root: Path) -> ProfileOptions:
         profile_by_stage=bool(body.profile_by_stage),
         profile_prefix=body.profile_prefix or None,
         profile_id=body.profile_id or default.profile_id,
-    )
-
-
-def resolve_inside(root: Path, wanted: str | None) -> Path:
-    """``wanted`` as a directory inside ``root``, symbolic links followed.
-
-    A relative path is taken from the working directory if that lands inside (``./profiles/run1``), else
-    from ``root`` (``run1``). Raises :class:`RequestError` on ``output_dir`` for anything outside.
-    """
-    base = root.resolve()
-    if not wanted:
-        return base
-    if "\0" in wanted or len(wanted) > 4096:
-        raise RequestError("output_dir", "is not a path")
-    try:
-        candidates = [Path(wanted).resolve(), (base / wanted).resolve()]
-    except (OSError, RuntimeError) as error:
-        raise RequestError("output_dir", f"cannot be resolved: {error}") from None
-    for candidate in candidates:
-        if candidate.is_relative_to(base):
-            return candidate
-    raise RequestError(
-        "output_dir",
-        f"must lie inside {base}, which FLASHREC_TORCH_PROFILER_DIR sets",
     )

@@ -14,6 +14,7 @@ from flashrec.server.context import Context
 from flashrec.server.filters import Entries, filter_fields, filter_names, resolve
 from flashrec.server.jobs import Job, Payload
 from flashrec.server.openai import usage
+from flashrec.server.pins import Pins
 from flashrec.server.prompts import HistoryEntry
 from flashrec.server.schemas import Count, ItemOrSid, SearchOptions
 from flashrec.sid.catalog import Catalog
@@ -29,9 +30,11 @@ class RecommendRequest(SearchOptions):
 
 def prepare(context: Context, body: RecommendRequest) -> Job:
     """Build the prompt from the history. Raises :class:`RequestError`."""
-    catalog = context.scheduler.engine.catalog
-    if catalog is None:
+    pins = Pins(context.scheduler.engine)
+    served = pins.find(body.catalog)
+    if served is None:
         raise RequestError("history", "recommendations need a catalog: start the server with --sid-vocab-file")
+    catalog = served.catalog
     history = [_entry(context, catalog, index, entry) for index, entry in enumerate(body.history)]
     seen: Entries = body.history if body.exclude_history else []
     request = Request(
@@ -42,6 +45,7 @@ def prepare(context: Context, body: RecommendRequest) -> Job:
         seed=body.seed,
         length_penalty=body.length_penalty,
         score_space=None if body.score_space is None else ScoreSpace(body.score_space),
+        catalog=served.label,
         **filter_fields([*body.exclude, *seen], body.allow, context.codec),
     )
     identity = f"rec-{uuid.uuid4().hex}"
@@ -52,12 +56,13 @@ def prepare(context: Context, body: RecommendRequest) -> Job:
             "id": identity,
             "object": "recommendation",
             "model": context.model_name,
+            "catalog": result.catalog,
             "items": top_items(context, catalog, result, body.k),
             "usage": usage(results),
         }
 
     names = filter_names() | {"n": "k", "input_ids": "history"}
-    return Job(requests=[request], render=render, names=names, timeout=body.timeout)
+    return Job(requests=[request], render=render, names=names, timeout=body.timeout, pins=pins)
 
 
 def top_items(context: Context, catalog: Catalog, result: Result, k: int) -> list[dict[str, object]]:
@@ -75,21 +80,13 @@ def top_items(context: Context, catalog: Catalog, result: Result, k: int) -> lis
             ranked[item] = {
                 "rank": len(ranked) + 1,
                 "item_id": item,
-                "title": title_of(catalog, item),
+                "title": catalog.title_of(item),
                 "score": beam.score,
                 "cumulative_logprob": beam.cumulative_logprob,
                 "sid": list(beam.sid),
                 "sid_text": layout.text(beam.sid),
             }
     return list(ranked.values())
-
-
-def title_of(catalog: Catalog, item: str) -> str | None:
-    """The item's title, where the catalog has titles."""
-    if catalog.titles is None:
-        return None
-    positions = catalog.items.positions(item)
-    return catalog.titles[positions[0]] if positions else None
 
 
 def _entry(context: Context, catalog: Catalog, index: int, entry: str | int | list[int]) -> HistoryEntry:
@@ -100,10 +97,10 @@ def _entry(context: Context, catalog: Catalog, index: int, entry: str | int | li
         rank = int(catalog.rank(list(sids))[0])
         names = catalog.items_of(rank) if rank >= 0 else ()
         item = names[0] if names else ""
-        return HistoryEntry(context.codec.wrapped_sid(sids[0]), sids[0], item, title_of(catalog, item) or "")
+        return HistoryEntry(context.codec.wrapped_sid(sids[0]), sids[0], item, catalog.title_of(item) or "")
     try:
         rank = int(catalog.ranks_of_items(items)[0])
     except CatalogError:
         raise RequestError(field, f"no item {items[0]!r} in the catalog") from None
     codes = tuple(int(code) for code in catalog.sids[rank])
-    return HistoryEntry(context.codec.wrapped_sid(codes), codes, items[0], title_of(catalog, items[0]) or "")
+    return HistoryEntry(context.codec.wrapped_sid(codes), codes, items[0], catalog.title_of(items[0]) or "")

@@ -19,6 +19,7 @@ from flashrec.errors import ConfigError
 from flashrec.server.app import create_app
 from flashrec.server.config import ServerConfig
 from flashrec.server.context import Context
+from flashrec.server.protocol import impatient
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     """uvicorn without its own logs and headers; it waits for running requests as long as ``config`` says."""
     return uvicorn.Config(
         app,
+        http=impatient(config.body_timeout_s),
         log_config=None,
         access_log=False,
         server_header=False,

@@ -10,34 +10,29 @@ import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, JsonValue, Tag
+from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
 from flashrec.errors import RequestError
 from flashrec.request import Beam, Request, Result, ScoreSpace
 from flashrec.server.context import Context
 from flashrec.server.filters import filter_fields, filter_names
 from flashrec.server.jobs import Job, Payload
+from flashrec.server.pins import Pins
 from flashrec.server.schemas import (
-    Body,
+    CatalogName,
     Count,
     ItemOrSid,
     LengthPenalty,
+    Name,
     ScoreSpaceName,
     Seed,
     Temperature,
     TextPrompt,
     TokenIds,
     TokenPrompt,
-    Unused,
-    UnusedFlag,
-    UnusedList,
-    UnusedMap,
-    UnusedOne,
-    UnusedTopK,
-    UnusedZero,
-    must_be,
 )
 from flashrec.server.text import TextCodec
+from flashrec.server.unused import UnusedGenerate, UnusedSglangSampling
 
 _NAMES = {
     "n": "sampling_params.n",
@@ -49,42 +44,26 @@ _NAMES = {
     "length_penalty": "sampling_params.length_penalty",
     "score_space": "sampling_params.score_space",
     "constrained": "sampling_params.constrained",
+    "catalog": "sampling_params.catalog",
 } | filter_names("sampling_params.")
 
 
-class SamplingParams(Body):
-    """SGLang's sampling parameters; from ``score_space`` on, FlashRec's own."""
+class SamplingParams(UnusedSglangSampling):
+    """SGLang's sampling parameters; from ``score_space`` on, FlashRec's own. ``null`` asks for a default."""
 
-    n: Count = 1
+    n: Count | None = None
     beam_width: Count | None = None
     max_new_tokens: Count | None = None
     temperature: Temperature | None = None
     stop_token_ids: TokenIds | None = None
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
     sampling_seed: Seed | None = None
-    spaces_between_special_tokens: Annotated[JsonValue, must_be(None, True)] = None
-    no_stop_trim: UnusedFlag = None
-    top_p: UnusedOne = None
-    top_k: UnusedTopK = None
-    min_p: UnusedZero = None
-    frequency_penalty: UnusedZero = None
-    presence_penalty: UnusedZero = None
-    repetition_penalty: UnusedOne = None
-    min_new_tokens: UnusedZero = None
-    stop: UnusedList = None
-    stop_regex: UnusedList = None
-    json_schema: Unused = None
-    regex: Unused = None
-    ebnf: Unused = None
-    structural_tag: Unused = None
-    custom_params: UnusedMap = None
-    logit_bias: UnusedMap = None
-    stream_interval: UnusedOne = None
 
     score_space: ScoreSpaceName | None = None
     length_penalty: LengthPenalty = 1.0
     constrained: bool | None = None
+    catalog: CatalogName | None = None
     exclude: list[ItemOrSid] = Field(default_factory=list)
     allow: list[ItemOrSid] | None = None
 
@@ -105,30 +84,22 @@ OneOrMoreParams = Annotated[
 ]
 
 
-class GenerateRequest(Body):
+def _given(one: str, other: str) -> JsonValue:
+    """JSON Schema: ``one`` has a value and ``other`` has none."""
+    return {"required": [one], "properties": {one: {"not": {"type": "null"}}, other: {"type": "null"}}}
+
+
+class GenerateRequest(UnusedGenerate):
     """The body of ``/generate``: one prompt or a list, as text or token ids."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_given("text", "input_ids"), _given("input_ids", "text")]})
 
     text: TextPrompt | None = None
     input_ids: TokenPrompt | None = None
     sampling_params: OneOrMoreParams | None = None
-    rid: TextPrompt | None = None
-    stream: bool = False
+    rid: Name | None = None
+    stream: bool | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
-
-    lora_path: Unused = None
-    image_data: UnusedList = None
-    return_logprob: UnusedFlag = None
-    logprob_start_len: Annotated[JsonValue, must_be(None, -1)] = None
-    top_logprobs_num: UnusedZero = None
-    token_ids_logprob: UnusedList = None
-    return_text_in_logprobs: UnusedFlag = None
-    return_hidden_states: UnusedFlag = None
-    return_routed_experts: UnusedFlag = None
-    session_params: UnusedMap = None
-    custom_logit_processor: Unused = None
-    input_embeds: Unused = None
-    log_metrics: bool = True
-    priority: UnusedZero = None
 
 
 def prepare(context: Context, body: GenerateRequest) -> Job:
@@ -139,7 +110,8 @@ def prepare(context: Context, body: GenerateRequest) -> Job:
     prompts, batched = context.codec.prompts(field, value or [], context.config.max_prompts)
     params = _spread(body.sampling_params or SamplingParams(), len(prompts))
     rids = _rids(body.rid, len(prompts))
-    requests = [_request(context.codec, prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+    pins = Pins(context.scheduler.engine, "sampling_params.catalog")
+    requests = [_request(context.codec, pins, prompt, each) for prompt, each in zip(prompts, params, strict=True)]
 
     def render(results: Sequence[Result]) -> Payload | list[Payload]:
         answers = [
@@ -150,7 +122,7 @@ def prepare(context: Context, body: GenerateRequest) -> Job:
         return answers if batched or body.stream else answers[0]
 
     names = _NAMES | {"input_ids": field}
-    return Job(requests=requests, render=render, names=names, timeout=body.timeout, stream=body.stream)
+    return Job(requests=requests, render=render, names=names, timeout=body.timeout, stream=bool(body.stream), pins=pins)
 
 
 def _spread(params: SamplingParams | list[SamplingParams], count: int) -> list[SamplingParams]:
@@ -171,10 +143,10 @@ def _rids(rid: str | list[str] | None, count: int) -> list[str]:
     return [prefix] if count == 1 else [f"{prefix}_{index}" for index in range(count)]
 
 
-def _request(codec: TextCodec, prompt: tuple[int, ...], params: SamplingParams) -> Request:
+def _request(codec: TextCodec, pins: Pins, prompt: tuple[int, ...], params: SamplingParams) -> Request:
     return Request(
         input_ids=prompt,
-        n=params.n,
+        n=params.n or 1,
         beam_width=params.beam_width,
         max_tokens=params.max_new_tokens,
         temperature=params.temperature or 0.0,
@@ -182,9 +154,10 @@ def _request(codec: TextCodec, prompt: tuple[int, ...], params: SamplingParams) 
         length_penalty=params.length_penalty,
         score_space=None if params.score_space is None else ScoreSpace(params.score_space),
         stop_token_ids=tuple(params.stop_token_ids or ()),
-        ignore_eos=params.ignore_eos,
+        ignore_eos=bool(params.ignore_eos),
         semantics="sglang",
         constrained=params.constrained,
+        catalog=pins.label(params.catalog, params.constrained),
         **filter_fields(params.exclude, params.allow, codec, "sampling_params."),
     )
 
@@ -200,10 +173,13 @@ def _answer(codec: TextCodec, rid: str, params: SamplingParams, result: Result) 
         "weight_version": "default",
         "score_space": result.score_space.value,
     }
+    if result.catalog is not None:
+        leader["catalog"] = result.catalog
+    skip_special_tokens = params.skip_special_tokens is not False
     beams: list[dict[str, object]] = [
         {
-            "output_ids": list(beam.token_ids),
-            "text": codec.beam(beam, skip_special_tokens=params.skip_special_tokens),
+            "output_ids": beam.token_ids,
+            "text": codec.beam(beam, skip_special_tokens=skip_special_tokens),
             "meta_info": _beam_info(beam),
         }
         for beam in result.beams
@@ -221,7 +197,7 @@ def _beam_info(beam: Beam) -> dict[str, object]:
         "cumulative_logprob": beam.cumulative_logprob,
     }
     if beam.sid is not None:
-        info |= {"sid": list(beam.sid), "items": list(beam.items)}
+        info["sid"], info["items"] = beam.sid, beam.items
     return info
 
 
