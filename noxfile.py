@@ -70,6 +70,12 @@ def accept(session: nox.Session) -> None:
 
 
 @nox.session
+def faults(session: nox.Session) -> None:
+    """Every planted fault is caught, and the clean engine is green."""
+    _suite(session, "faults")
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """All tests: units, and each suite's own tests with its negative controls."""
     _python(session, "-m", "pytest", *session.posargs)

@@ -1,4 +1,4 @@
-"""The acceptance list (SPEC H2) for one checkpoint: six lines, in order, each resting on suites' checks."""
+"""The acceptance list (SPEC H2) for one checkpoint: seven lines, in order, each resting on suites' checks."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ LINES = (
     Line("the same bits in N >= 120 runs across processes", _suites("determinism")),
     Line("decode is graph replay, the forward is GPU-bound", _trace(fp8=False)),
     Line("FP8 GEMMs are really FP8", _trace(fp8=True)),
+    Line("FP8 and bf16 recommend as well as transformers", _suites("eval")),
     Line("a baseline is recorded: commit, workload, figures", _suites("perf")),
 )
-"""The seed's list, in its order."""
+"""The seed's list, in its order, with the quality of what comes out beside the FP8 line."""
 
-ORDER = ("unit", "kernel", "parity", "determinism", "trace", "perf")
+ORDER = ("unit", "kernel", "parity", "determinism", "eval", "trace", "perf")
 """How the suites run: cheap verdicts first, and timing last, when no trace is being flushed any more."""
 
 

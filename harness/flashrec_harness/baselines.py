@@ -94,6 +94,11 @@ def path_for(directory: Path, device: str, workload: str) -> Path:
     return directory / device_slug(device) / f"{workload}.json"
 
 
+def devices(directory: Path, workload: str) -> list[str]:
+    """Slugs of the devices that have a baseline of ``workload``."""
+    return sorted(path.parent.name for path in directory.glob(f"*/{workload}.json"))
+
+
 def _fixed(value: Any) -> Any:
     """Floats to six significant digits; what is stored is what is summed up, so loading finds the same."""
     if isinstance(value, float):

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from flashrec_harness import budget
+
 _LOG_TAIL_LINES = 15
 
 
@@ -38,7 +40,8 @@ def run_module(
 ) -> None:
     """Run ``python -m module arguments`` to its end, its output in ``log``.
 
-    Raises :class:`ChildError` for a non-zero exit or after ``timeout_s``.
+    Raises :class:`ChildError` for a non-zero exit or after ``timeout_s``, and
+    :class:`~flashrec_harness.budget.BudgetSpent` where the suite's time budget ends first.
     """
     environment = {**os.environ, "PYTHONPATH": package_path(), **(env or {})}
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -50,10 +53,11 @@ def run_module(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                timeout=timeout_s,
+                timeout=timeout_s if (left := budget.seconds_left()) is None else min(timeout_s, left),
                 check=False,
             ).returncode
         except subprocess.TimeoutExpired:
+            budget.check()
             raise ChildError(f"{module}: no end after {timeout_s:.0f} s; {_tail(log)}") from None
     if code != 0:
         raise ChildError(f"{module}: exit code {code}; {_tail(log)}")

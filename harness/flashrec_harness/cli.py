@@ -15,14 +15,18 @@ import typer
 from rich.console import Console
 
 from flashrec.errors import FlashRecError
+from flashrec_harness import bisect_command, reading_commands, serving_commands, trend_command
 from flashrec_harness import options as opt
 from flashrec_harness.baseline_commands import app as baseline_app
+from flashrec_harness.catalogs import command as catalogs_command
 from flashrec_harness.checkpoints.cli import command as make_checkpoint
+from flashrec_harness.evaluation import command as evaluation_command
+from flashrec_harness.faults_command import command as faults_command
+from flashrec_harness.golden_commands import app as golden_app
 from flashrec_harness.hardware import DeviceBusyError, device_lock
 from flashrec_harness.outcome import Check, ExitCode, SuiteContext, SuiteFn, exit_code
 from flashrec_harness.planting import Plant
 from flashrec_harness.report import terminal
-from flashrec_harness.report.model import load
 from flashrec_harness.runner import Session
 from flashrec_harness.targets import resolve_catalog, resolve_model
 
@@ -48,6 +52,7 @@ def _context(
     require_gpu: bool,
     seed: int,
     workload: str | None = None,
+    only: str | None = None,
 ) -> SuiteContext:
     model = resolve_model(model_path)
     for flag, path in (
@@ -67,6 +72,7 @@ def _context(
         require_gpu=require_gpu,
         seed=seed,
         workload=workload,
+        only=only,
     )
 
 
@@ -81,10 +87,16 @@ def _conclude(session: Session, suites: dict[str, list[Check]], lines: list[Chec
 
 
 def _one_suite(
-    suite: str, context: SuiteContext, reports_dir: Path, *, strict: bool, function: SuiteFn | None = None
+    suite: str,
+    context: SuiteContext,
+    reports_dir: Path,
+    *,
+    strict: bool,
+    budget: float | None = None,
+    function: SuiteFn | None = None,
 ) -> None:
     with device_lock():
-        session = Session.start(context, title=suite, command=_command_line(), root=reports_dir)
+        session = Session.start(context, title=suite, command=_command_line(), root=reports_dir, budget_minutes=budget)
         checks = session.run(suite, function)
     _conclude(session, {suite: checks}, [], strict=strict)
 
@@ -99,14 +111,18 @@ def accept(
     require_gpu: opt.RequireGpu = False,
     seed: opt.Seed = 0,
     strict: opt.Strict = False,
+    budget: opt.Budget = None,
     reports_dir: opt.ReportsDir = _REPORTS,
+    plant: Plant = None,
 ) -> None:
     """Run the acceptance list for one checkpoint; without arguments, for the bundled one."""
     from flashrec_harness import acceptance
 
     context = _context(model_path, sid_vocab_file, sid, sequences, None, quick, require_gpu, seed)
     with device_lock():
-        session = Session.start(context, title="accept", command=_command_line(), root=reports_dir)
+        session = Session.start(
+            context, title="accept", command=_command_line(), root=reports_dir, budget_minutes=budget
+        )
         suites, lines = acceptance.run(session, announce=_console.print)
     _conclude(session, suites, lines, strict=strict)
 
@@ -122,11 +138,13 @@ def _suite_command(suite: str, doc: str) -> None:
         require_gpu: opt.RequireGpu = False,
         seed: opt.Seed = 0,
         strict: opt.Strict = False,
+        budget: opt.Budget = None,
         reports_dir: opt.ReportsDir = _REPORTS,
+        only: opt.Only = None,
         plant: Plant = None,
     ) -> None:
-        context = _context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed)
-        _one_suite(suite, context, reports_dir, strict=strict)
+        context = _context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed, only=only)
+        _one_suite(suite, context, reports_dir, strict=strict, budget=budget)
 
     app.command(suite, help=doc)(command)
 
@@ -161,22 +179,40 @@ def perf(
         str | None,
         typer.Option("--against", help="Decide against a git revision: paired, interleaved ABBA rounds."),
     ] = None,
+    candidate: Annotated[
+        str | None,
+        typer.Option("--candidate", help="With --against: the newer revision. Default: the working tree as it is."),
+    ] = None,
     quick: opt.Quick = False,
     require_gpu: opt.RequireGpu = False,
     seed: opt.Seed = 0,
     strict: opt.Strict = False,
+    budget: opt.Budget = None,
     baselines_dir: opt.BaselinesDir = _BASELINES,
     reports_dir: opt.ReportsDir = _REPORTS,
+    plant: Plant = None,
 ) -> None:
     """Measure a workload and compare it with its stored baseline."""
     from flashrec_harness.perf import suite
 
     context = _context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed, workload=workload)
     settings = suite.PerfSettings(
-        baselines=baselines_dir, beam=beam, concurrency=concurrency, reports=reports_dir, against=against
+        baselines=baselines_dir,
+        beam=beam,
+        concurrency=concurrency,
+        reports=reports_dir,
+        against=against,
+        candidate=candidate,
     )
     update = suite.UpdateRequest(reason, accept_wider) if update_baseline else None
-    _one_suite("perf", context, reports_dir, strict=strict, function=lambda ctx: suite.run(ctx, settings, update))
+    _one_suite(
+        "perf",
+        context,
+        reports_dir,
+        strict=strict,
+        budget=budget,
+        function=lambda ctx: suite.run(ctx, settings, update),
+    )
 
 
 @app.command()
@@ -187,6 +223,13 @@ def trace(
     html: Annotated[
         Path | None, typer.Option("--html", help="Where the picture goes. Default: beside the trace.")
     ] = None,
+    fp8_gemms: Annotated[
+        int | None, typer.Option("--fp8-gemms", help="FP8 products that each forward pass in FILE should show.")
+    ] = None,
+    trim: Annotated[
+        Path | None, typer.Option("--trim", help="Write a small copy of FILE: a few waves, at most 300 KB.")
+    ] = None,
+    waves: Annotated[int, typer.Option("--waves", min=1, help="With --trim: waves to keep, after the first.")] = 2,
     model_path: opt.ModelPath = None,
     sid_vocab_file: opt.SidVocabFile = None,
     sid: opt.Sid = None,
@@ -196,75 +239,32 @@ def trace(
     require_gpu: opt.RequireGpu = False,
     seed: opt.Seed = 0,
     strict: opt.Strict = False,
+    budget: opt.Budget = None,
     reports_dir: opt.ReportsDir = _REPORTS,
+    plant: Plant = None,
 ) -> None:
     """Take a trace of the engine and judge it; or, with FILE, show that trace."""
     if file is not None:
         from flashrec_harness.tracing import picture
+        from flashrec_harness.tracing.trim import trim as trimmed
 
-        raise typer.Exit(picture.show_file(file, html, _console))
+        shown = file if trim is None else trimmed(file, trim, waves)
+        raise typer.Exit(picture.show_file(shown, html, _console, fp8_gemms=fp8_gemms))
     context = _context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed)
-    _one_suite("trace", context, reports_dir, strict=strict)
-
-
-@app.command()
-def show(
-    run: Annotated[Path, typer.Argument(help="A run's directory or results.json.")] = _REPORTS / "latest",
-) -> None:
-    """Print a report in the terminal."""
-    report = load(run)
-    terminal.show(report, _console, directory=run if run.is_dir() else run.parent)
-    raise typer.Exit(exit_code(report.judged))
-
-
-@app.command()
-def compare(
-    before: Annotated[Path, typer.Argument(help="The older run.")],
-    after: Annotated[Path, typer.Argument(help="The newer run.")],
-) -> None:
-    """What changed between two runs: environment, outcomes, figures."""
-    from flashrec_harness.report import comparison
-
-    raise typer.Exit(comparison.show(load(before), load(after), _console))
-
-
-@app.command(name="eval")
-def evaluate(
-    model_path: opt.ModelPath = None,
-    sid_vocab_file: opt.SidVocabFile = None,
-    sid: opt.Sid = None,
-    sequences: opt.Sequences = None,
-    n: Annotated[int, typer.Option("--n", min=1, help="Recommendations per user.")] = 10,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first users.")] = None,
-) -> None:
-    """HR@k and NDCG@k on held-out histories, and the rates of invalid and duplicate answers."""
-    from flashrec_harness import evaluation
-
-    context = _context(model_path, sid_vocab_file, sid, sequences, None, False, False, 0)
-    found = evaluation.evaluate(context, n=n, limit=limit)
-    title = f"{context.model_path.name}: {found.rows} users, n = {n}"
-    _console.print(terminal.rows_table(title, evaluation.rows(found)))
-
-
-@app.command()
-def repro(
-    file: Annotated[Path, typer.Argument(help="A bundle that a suite saved.", exists=True)],
-) -> None:
-    """Replay a failing request. Exit code 1 while it still differs from the reference (or from itself)."""
-    from flashrec_harness import repro as bundles
-
-    bundle = bundles.load_bundle(file)
-    again = bundles.replay(bundle)
-    rows = bundles.compare(bundle, again)
-    _console.print(f"{bundle.suite}: {bundle.reason}", markup=False)
-    _console.print(terminal.rows_table("beams", rows))
-    as_then = [dict(beam) for beam in bundle.observed] == again
-    _console.print(f"the bits observed then: {'the same again' if as_then else 'different now'}", markup=False)
-    raise typer.Exit(ExitCode.OK if all(row["same"] for row in rows) else ExitCode.FAILED)
+    _one_suite("trace", context, reports_dir, strict=strict, budget=budget)
 
 
 app.add_typer(baseline_app, name="baseline")
+app.add_typer(golden_app, name="golden")
+for _command in (reading_commands.show, reading_commands.compare, reading_commands.repro):
+    app.command()(_command)
 app.command("make-checkpoint")(make_checkpoint)
+serving_commands.add_to(app, _context, _one_suite)
+evaluation_command.add_to(app, _context, _one_suite)
+catalogs_command.add_to(app, _context, _one_suite)
+app.command("trend")(trend_command.command)
+app.command("bisect", context_settings=bisect_command.CONTEXT)(bisect_command.command)
+app.command("faults")(faults_command)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -60,9 +60,16 @@ def _git(root: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+def engine_folder() -> Path:
+    """Where ``flashrec`` is imported from: with ``PYTHONPATH`` at a work tree, that tree and not ours."""
+    import flashrec
+
+    return Path(flashrec.__path__[0])
+
+
 def git_commit(root: Path | None = None) -> Commit:
-    """The commit of the checkout that holds ``root`` (default: the working directory)."""
-    root = root or Path.cwd()
+    """The commit of the checkout that holds ``root`` (default: the engine that this process imports)."""
+    root = root or engine_folder()
     sha = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
     return Commit(
         sha=sha,

@@ -29,8 +29,22 @@ Quick = Annotated[bool, typer.Option("--quick", help="The short form: fewer case
 RequireGpu = Annotated[
     bool, typer.Option("--require-gpu", envvar="FLASHREC_REQUIRE_GPU", help="A missing GPU is a failure.")
 ]
+Only = Annotated[
+    str | None,
+    typer.Option("--only", help="Narrow the suite: a kernel's name, a reference and score space, an axis."),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the suites' random choices.")]
 Strict = Annotated[bool, typer.Option("--strict", "--strict-harness", help="What is not run counts as a failure.")]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        "--budget",
+        envvar="FLASHREC_BUDGET_MINUTES",
+        min=0.01,
+        help="Minutes a suite may take; one that needs more is inconclusive.",
+        show_default=False,
+    ),
+]
 ReportsDir = Annotated[
     Path,
     typer.Option("--reports-dir", envvar="FLASHREC_REPORTS_DIR", help="Reports go to DIR/<run-id>/<suite>/."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
@@ -19,9 +20,11 @@ class Outcome(StrEnum):
     INVALID = "invalid"
     """The measurement broke its own rules."""
     NOT_RUN = "not run"
+    KNOWN = "known failure"
+    """Fails, and is listed with an owner and a date until which it may."""
 
 
-_SEVERITY = (Outcome.PASS, Outcome.NOT_RUN, Outcome.INCONCLUSIVE, Outcome.INVALID, Outcome.FAIL)
+_SEVERITY = (Outcome.PASS, Outcome.NOT_RUN, Outcome.KNOWN, Outcome.INCONCLUSIVE, Outcome.INVALID, Outcome.FAIL)
 
 
 class ExitCode(IntEnum):
@@ -69,13 +72,26 @@ class Plot:
     log_y: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of one figure over two settings, shaded by value; ``None`` where the pair was not measured."""
+
+    title: str
+    row_label: str
+    column_label: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+
+
 @dataclass(slots=True)
 class Check:
     """One verdict with its evidence.
 
     ``summary`` is one line: what was compared, how many, how close, and what could not be seen.
     ``reason`` says why an outcome is not a pass. ``rows`` is a table (the first row's keys are its
-    columns), ``data`` goes into ``results.json`` as it is, ``repeat`` is the exact command to run again.
+    columns), ``printed`` shows it in a terminal as well, ``data`` goes into ``results.json`` as it is, ``repeat`` is
+    the exact command to run again. ``bundles`` are the repro bundles of requests that went wrong.
     """
 
     suite: str
@@ -86,8 +102,17 @@ class Check:
     data: dict[str, Any] = field(default_factory=dict)
     repeat: str = ""
     rows: list[dict[str, Any]] = field(default_factory=list)
+    printed: bool = False
     plots: list[Plot] = field(default_factory=list)
+    grids: list[Grid] = field(default_factory=list)
+    bundles: list[str] = field(default_factory=list)
     seconds: float | None = None
+
+    @property
+    def commands(self) -> list[str]:
+        """How to see it again: the suite's command, then each bundle's request alone."""
+        repros = [f"python -m flashrec_harness repro {shlex.quote(path)}" for path in self.bundles]
+        return [*([self.repeat] if self.repeat else []), *repros]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +122,7 @@ class SuiteContext:
     ``url`` names a running server to judge instead of starting one. ``out_dir`` is the suite's own report
     directory: server logs, ledgers and traces go there. ``sequences`` is a CSV of held-out histories
     (``user_id, history_item_ids, target_item_id``); without it the checkpoint's own ``test.csv`` is used.
+    ``only`` narrows the suites kernel, parity and determinism: to a kernel, a kind of comparison, an axis.
     """
 
     model_path: Path
@@ -109,6 +135,7 @@ class SuiteContext:
     seed: int = 0
     out_dir: Path = Path("reports/adhoc")
     workload: str | None = None
+    only: str | None = None
 
 
 class SuiteFn(Protocol):
@@ -131,12 +158,13 @@ def count(checks: Iterable[Check]) -> dict[Outcome, int]:
 
 
 def exit_code(checks: Sequence[Check], *, strict: bool = False) -> ExitCode:
-    """0 nothing failed, 1 a failure, 4 invalid or inconclusive; ``strict`` makes ``not run`` a failure.
+    """0 nothing failed, 1 a failure, 4 invalid or inconclusive.
 
-    A run without a single check has shown nothing and is ``UNDECIDED``.
+    A known failure that has not expired is no failure; ``strict`` makes it one, and ``not run`` too. A run without
+    a single check has shown nothing and is ``UNDECIDED``.
     """
     totals = count(checks)
-    if totals[Outcome.FAIL] or (strict and totals[Outcome.NOT_RUN]):
+    if totals[Outcome.FAIL] or (strict and (totals[Outcome.NOT_RUN] or totals[Outcome.KNOWN])):
         return ExitCode.FAILED
     if not checks or totals[Outcome.INVALID] or totals[Outcome.INCONCLUSIVE]:
         return ExitCode.UNDECIDED
@@ -152,6 +180,7 @@ def headline(checks: Sequence[Check]) -> str:
             (Outcome.FAIL, "FAIL"),
             (Outcome.INVALID, "INVALID"),
             (Outcome.INCONCLUSIVE, "INCONCLUSIVE"),
+            (Outcome.KNOWN, "KNOWN FAILURE"),
         )
         if totals[outcome]
     ]

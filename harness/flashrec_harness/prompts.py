@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 from flashrec.errors import CatalogError
 from flashrec.sid import Catalog, SidLayout
+from flashrec.sid.codes import NotationError, parse_sid
 
 INSTRUCTION = "Bought so far, oldest first: "
 """What the user message says before the semantic IDs. Checkpoints made here are trained with it."""
@@ -26,16 +28,27 @@ class PromptBuilder:
     def __init__(self, tokenizer: Any, layout: SidLayout, catalog: Catalog) -> None:
         self.tokenizer = tokenizer
         self._layout = layout
-        self._path = catalog.path
+        self._catalog = catalog
         self._sids = catalog.sids
         self._rank_of_item = ranks_by_item(catalog)
 
     def rank(self, item: str) -> int:
-        """The item's row in ``Catalog.sids``. Raises :class:`CatalogError` for an unknown item."""
+        """The row in ``Catalog.sids`` of an item id, or of a semantic ID in any notation.
+
+        Raises :class:`CatalogError` for what the catalog does not have.
+        """
         rank = self._rank_of_item.get(item)
-        if rank is None:
-            raise CatalogError(f"{self._path}: no item {item!r} in the catalog")
-        return rank
+        if rank is not None:
+            return rank
+        with contextlib.suppress(NotationError):
+            codes = parse_sid(item, self._layout)
+            if len(codes) == self._catalog.depth and (found := int(self._catalog.rank([codes])[0])) >= 0:
+                return found
+        raise CatalogError(f"{self._catalog.path}: no item {item!r} in the catalog")
+
+    def item(self, name: str) -> str:
+        """``name`` if it is an item id, else the first item of the semantic ID that it is."""
+        return name if name in self._rank_of_item else self._catalog.items_of(self.rank(name))[0]
 
     def sid_text(self, item: str) -> str:
         """The wrapped semantic ID of an item. Raises :class:`CatalogError` for an unknown item."""

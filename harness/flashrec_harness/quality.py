@@ -1,7 +1,7 @@
-"""How good rankings are: HR@k, NDCG@k, and the baselines that a model has to beat.
+"""How good rankings are: HR@k, recall@k, NDCG@k, and the baselines that a model has to beat.
 
-A hit is a match of the semantic ID, so everything here speaks of catalog rows (*ranks* of ``Catalog.sids``).
-Each test row has one target.
+Rankings are of anything that can be compared: catalog rows (*ranks* of ``Catalog.sids``), where a hit is a match of
+the semantic ID, or items.
 """
 
 from __future__ import annotations
@@ -19,39 +19,48 @@ Recommend = Callable[[Sequence[int], int], list[int]]
 CUTOFFS = (1, 3, 5, 10, 20, 50)
 
 
-def target_positions(
-    rankings: Sequence[Sequence[int] | NDArray[np.int64]], targets: Sequence[int]
-) -> NDArray[np.int64]:
-    """int64 ``[rows]``: the 0-based place of each target in its ranking, -1 where it is missing."""
-    out = np.full(len(targets), -1, np.int64)
-    for row, (ranking, target) in enumerate(zip(rankings, targets, strict=True)):
-        places = np.flatnonzero(np.asarray(ranking) == target)
-        if len(places):
-            out[row] = places[0]
+def target_places(ranking: Sequence[object] | NDArray[np.int64], targets: Sequence[object]) -> NDArray[np.int64]:
+    """int64: the 0-based places of those distinct ``targets`` that the ranking holds, each at its first."""
+    first: dict[object, int] = {}
+    for place, found in enumerate(ranking.tolist() if isinstance(ranking, np.ndarray) else ranking):
+        first.setdefault(found, place)
+    return np.array(sorted(first[target] for target in set(targets) if target in first), dtype=np.int64)
+
+
+def row_metrics(
+    rankings: Sequence[Sequence[object] | NDArray[np.int64]],
+    targets: Sequence[Sequence[object]],
+    cutoffs: Iterable[int] = CUTOFFS,
+) -> dict[str, NDArray[np.float64]]:
+    """``HR@k``, ``recall@k`` and ``NDCG@k`` for each cutoff, one value per row.
+
+    HR is 1 where any target is among the first ``k``; recall is the share of the targets that are. DCG is the sum
+    of ``1 / log2(place + 2)`` over them, and NDCG divides it by that of a perfect list (Jarvelin, Kekalainen, 2002).
+    With one target, recall is HR. Each row has at least one.
+    """
+    places = [target_places(ranking, wanted) for ranking, wanted in zip(rankings, targets, strict=True)]
+    counts = [len(set(wanted)) for wanted in targets]
+    out: dict[str, NDArray[np.float64]] = {}
+    for k in cutoffs:
+        hits = [found[found < k] for found in places]
+        out[f"HR@{k}"] = np.array([float(len(found) > 0) for found in hits])
+        out[f"recall@{k}"] = np.array([len(found) / count for found, count in zip(hits, counts, strict=True)])
+        out[f"NDCG@{k}"] = np.array(
+            [_gain(found) / _gain(np.arange(min(count, k))) for found, count in zip(hits, counts, strict=True)]
+        )
     return out
 
 
-def hit_rate(positions: NDArray[np.int64], k: int) -> float:
-    """HR@k: the share of rows whose target is among the first ``k``."""
-    return float(np.mean((positions >= 0) & (positions < k)))
-
-
-def ndcg(positions: NDArray[np.int64], k: int) -> float:
-    """NDCG@k with one relevant item: the mean of ``1 / log2(place + 2)``, 0 beyond ``k``."""
-    hit = (positions >= 0) & (positions < k)
-    return float(np.mean(np.where(hit, 1 / np.log2(np.maximum(positions, 0) + 2), 0.0)))
+def _gain(places: NDArray[np.int64]) -> float:
+    return float(np.sum(1 / np.log2(places + 2)))
 
 
 def metrics(
     rankings: Sequence[Sequence[int] | NDArray[np.int64]], targets: Sequence[int], cutoffs: Iterable[int] = CUTOFFS
 ) -> dict[str, float]:
-    """``HR@k`` and ``NDCG@k`` for each cutoff."""
-    positions = target_positions(rankings, targets)
-    out: dict[str, float] = {}
-    for k in cutoffs:
-        out[f"HR@{k}"] = hit_rate(positions, k)
-        out[f"NDCG@{k}"] = ndcg(positions, k)
-    return out
+    """Means of ``HR@k`` and ``NDCG@k`` for each cutoff; each row has one target."""
+    rows = row_metrics(rankings, [[target] for target in targets], cutoffs)
+    return {name: float(values.mean()) for name, values in rows.items() if not name.startswith("recall")}
 
 
 def popularity(training: Iterable[Sequence[int]]) -> Recommend:

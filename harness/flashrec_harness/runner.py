@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flashrec.errors import FlashRecError
-from flashrec_harness import environment, hardware, planting
+from flashrec_harness import budget, environment, hardware, known_failures, planting
+from flashrec_harness.known_failures import KnownFailure
 from flashrec_harness.outcome import Check, Outcome, SuiteContext, SuiteFn
 from flashrec_harness.report import writer
 from flashrec_harness.report.model import RunReport, new_run_id
@@ -22,6 +23,7 @@ SUITE_MODULES = {
     "kernel": "flashrec_harness.kernels_suite",
     "parity": "flashrec_harness.parity",
     "determinism": "flashrec_harness.determinism",
+    "eval": "flashrec_harness.evaluation.gate",
     "perf": "flashrec_harness.perf",
     "trace": "flashrec_harness.traces",
 }
@@ -33,9 +35,15 @@ def suite_function(name: str) -> SuiteFn:
     return run
 
 
-def guarded(suite: str, context: SuiteContext, function: Callable[[SuiteContext], list[Check]]) -> list[Check]:
+def guarded(
+    suite: str,
+    context: SuiteContext,
+    function: Callable[[SuiteContext], list[Check]],
+    budget_minutes: float | None = None,
+) -> list[Check]:
     """Run one suite; what it raises becomes an ``invalid`` check with the traceback in ``error.txt``.
 
+    A suite that is stopped because ``budget_minutes`` are over is ``inconclusive``, whatever it had seen by then.
     :class:`~flashrec.errors.FlashRecError` is the user's and passes through. ``--require-gpu`` without a GPU
     fails before anything is measured.
     """
@@ -45,8 +53,11 @@ def guarded(suite: str, context: SuiteContext, function: Callable[[SuiteContext]
     context.out_dir.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     try:
-        with planting.planted():
+        with planting.planted(), budget.within(budget_minutes):
             checks = [*planting.confession(suite), *function(context)]
+    except budget.BudgetSpent:
+        reason = f"the time budget of {budget_minutes:g} min is over; allow more (--budget), or run --quick"
+        checks = [Check(suite, "time budget", Outcome.INCONCLUSIVE, "stopped before its end", reason=reason)]
     except FlashRecError:
         raise
     except Exception as error:
@@ -77,13 +88,26 @@ class Session:
     run_id: str
     started: datetime
     clock: float
+    known: list[KnownFailure]
+    budget_minutes: float | None = None
 
     @classmethod
-    def start(cls, context: SuiteContext, *, title: str, command: str, root: Path) -> Session:
-        """Collect the environment and name the run."""
+    def start(
+        cls, context: SuiteContext, *, title: str, command: str, root: Path, budget_minutes: float | None = None
+    ) -> Session:
+        """Collect the environment, read the known failures and name the run; each suite gets ``budget_minutes``."""
+        known = known_failures.load()
         where = environment.collect(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file)
+        where.info["other processes on the device"] = hardware.foreign_processes()
         now = datetime.now(UTC)
-        return cls(context, title, command, root, where, new_run_id(where.commit, now=now), now, time.monotonic())
+        run_id = new_run_id(where.commit, now=now)
+        return cls(
+            context, title, command, root, where, run_id, now, time.monotonic(), known, budget_minutes=budget_minutes
+        )
+
+    @property
+    def _device(self) -> str:
+        return str(self.environment.hard["device"])
 
     def context_for(self, suite: str) -> SuiteContext:
         """The context of one suite: the same but for its own report directory."""
@@ -91,7 +115,8 @@ class Session:
 
     def run(self, suite: str, function: SuiteFn | None = None) -> list[Check]:
         """Run a suite (default: the registered one), and name how to repeat each of its checks."""
-        checks = guarded(suite, self.context_for(suite), function or suite_function(suite))
+        checks = guarded(suite, self.context_for(suite), function or suite_function(suite), self.budget_minutes)
+        checks += known_failures.apply(self.known, suite, checks, device=self._device, today=self.started.date())
         for check in checks:
             check.repeat = check.repeat or repeat_command(suite, self.context)
         return checks
@@ -107,6 +132,7 @@ class Session:
             environment=self.environment,
             suites=suites,
             lines=list(lines),
+            known=known_failures.table(self.known, suites, device=self._device, today=self.started.date()),
         )
         return report, writer.write(report, self.root)
 
@@ -125,7 +151,12 @@ def repeat_command(suite: str, context: SuiteContext) -> str:
         parts += ["--sid-vocab-file", display_path(context.sid_vocab_file)]
     if context.sequences is not None:
         parts += ["--sequences", display_path(context.sequences)]
-    for flag, value in (("--sid", context.sid), ("--url", context.url), ("--workload", context.workload)):
+    for flag, value in (
+        ("--sid", context.sid),
+        ("--url", context.url),
+        ("--workload", context.workload),
+        ("--only", context.only),
+    ):
         parts += [flag, value] if value else []
     parts += ["--quick"] if context.quick else []
     parts += ["--require-gpu"] if context.require_gpu else []

@@ -19,6 +19,7 @@ from types import FrameType
 import httpx
 
 from flashrec_harness.children import package_path
+from flashrec_harness.planting import planted_names
 
 HEALTH_TIMEOUT_S = 180.0
 _POLL_S = 0.2
@@ -113,12 +114,13 @@ def flashrec_server(
     log_dir: Path | None = None,
     timeout_s: float = HEALTH_TIMEOUT_S,
 ) -> Iterator[RunningServer]:
-    """``python -m flashrec serve`` with this interpreter and this checkout's packages."""
+    """``python -m flashrec serve`` with this interpreter, this checkout's packages and the faults that are planted."""
     catalog = ("--sid-vocab-file", str(sid_vocab_file)) if sid_vocab_file else ()
 
     def command(port: int) -> Sequence[str]:
         address = ("--host", "127.0.0.1", "--port", str(port))
-        serve = (sys.executable, "-m", "flashrec", "serve", "--model-path", str(model_path))
+        module = ("flashrec_harness.faults", "flashrec") if planted_names() else ("flashrec",)
+        serve = (sys.executable, "-m", *module, "serve", "--model-path", str(model_path))
         return (*serve, *catalog, *address, *arguments)
 
     with started_server(

@@ -19,6 +19,8 @@ from flashrec_harness.servers import HEALTH_TIMEOUT_S, RunningServer, started_se
 
 PYTHON_VARIABLE = "FLASHREC_SGLANG_PYTHON"
 URL_VARIABLE = "SGLANG_BEAM_URL"
+NO_SGLANG = "none"
+"""Value of ``FLASHREC_SGLANG_PYTHON`` under which SGLang is left out, and nothing is installed."""
 
 _FILES = Path(__file__).parent / "sglang"
 _REQUIREMENTS = _FILES / "requirements-cpu.txt"
@@ -46,13 +48,17 @@ def named_url() -> str | None:
 def sglang_python(*, create: bool = True) -> Path:
     """The interpreter that can import SGLang.
 
-    ``FLASHREC_SGLANG_PYTHON`` wins; otherwise the cached environment, made on the first call (about 45 s on
+    ``FLASHREC_SGLANG_PYTHON`` wins (``none`` leaves SGLang out); otherwise the cached environment, made on the first
+    call (about 45 s on
     two cores and 1.5 GB with a CPU torch, 2026-11-29) unless ``create`` is false.
 
     Raises:
-        SglangUnavailableError: the named interpreter does not import SGLang, or the installation failed.
+        SglangUnavailableError: it is left out, the named interpreter does not import SGLang, or the installation
+            failed.
     """
     named = os.environ.get(PYTHON_VARIABLE)
+    if named == NO_SGLANG:
+        raise SglangUnavailableError(f"left out by {PYTHON_VARIABLE}={NO_SGLANG}")
     if named:
         _probe(Path(named), f"{PYTHON_VARIABLE}={named}")
         return Path(named)

@@ -12,6 +12,7 @@ import httpx
 from flashrec_harness.load import HttpTarget, closed_loop
 from flashrec_harness.material import Prompt, load_material
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
+from flashrec_harness.planting import planted_names
 from flashrec_harness.servers import flashrec_server
 from flashrec_harness.targets import display_path
 from flashrec_harness.tracing.checks import SUITE, Expectation, judge_file
@@ -57,7 +58,11 @@ def _server(context: SuiteContext) -> Iterator[str]:
     with flashrec_server(
         context.model_path,
         sid_vocab_file=context.sid_vocab_file,
-        arguments=("--sid", context.sid) if context.sid else (),
+        arguments=(
+            *(("--sid", context.sid) if context.sid else ()),
+            # The engine's own proof would refuse some of the faults before this suite sees them.
+            *(("--no-invariance-check",) if planted_names() else ()),
+        ),
         env={"FLASHREC_TORCH_PROFILER_DIR": str((context.out_dir / "profiles").resolve())},
         log_dir=context.out_dir,
     ) as server:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from random_shop import CPU_AXES, MakeTask, write_catalog, write_model, write_tokenizer
@@ -13,7 +12,6 @@ from flashrec_harness.determinism.suite import EVERYWHERE
 from flashrec_harness.determinism.task import Task, make_tasks, suite_prompts
 from flashrec_harness.material import load_material
 from flashrec_harness.outcome import SuiteContext
-from flashrec_harness.planting import PLANT_VARIABLE
 
 
 @pytest.fixture(scope="session")
@@ -40,13 +38,3 @@ def make_task(context: SuiteContext) -> MakeTask:
         return replace(task, axes=tuple(dict.fromkeys(("alone", *axes))), runs=runs)
 
     return make
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The package of planted faults, which the environment must name."""
-    monkeypatch.setenv(PLANT_VARIABLE, "any")
-    import flashrec_harness.faults as package
-
-    monkeypatch.setenv(PLANT_VARIABLE, ",".join(package.FAULTS))
-    return package

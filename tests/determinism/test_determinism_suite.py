@@ -13,7 +13,7 @@ from random_shop import CPU_AXES, MakeTask
 from flashrec_harness import hardware
 from flashrec_harness.determinism import golden, over_http, run, suite
 from flashrec_harness.determinism.axes import AXES
-from flashrec_harness.determinism.judge import Evidence, drifting
+from flashrec_harness.determinism.judge import Evidence, drifting, judge
 from flashrec_harness.determinism.records import ProcessReport
 from flashrec_harness.determinism.worker import perform
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
@@ -87,9 +87,13 @@ def test_a_drifting_request_is_kept_as_a_bundle(faults: ModuleType, context: Sui
     with faults.plant("rope-off-by-one-after-hit"):
         report = perform(make_task("cache"))
     evidence = Evidence([report])
-    for seen in drifting(evidence):
-        suite._keep_bundle(context, evidence, seen)
-    bundle = load_bundle(context.out_dir / "drift-default.json")
+    bundles = {seen.observation.probe: suite._keep_bundle(context, evidence, seen) for seen in drifting(evidence)}
+    checks = judge([report], [make_task("cache")])
+    suite.name_bundles(checks, evidence, bundles)
+    named = {check.data["axis"]: check.bundles for check in checks if check.data.get("axis")}
+    assert named["cache"] == [str(context.out_dir / "drift-default.json")]
+    assert named["alone"] == []
+    bundle = load_bundle(Path(named["cache"][0]))
     assert bundle.expected != bundle.observed
     assert len(bundle.ledger) == 3
     assert tuple(bundle.request["input_ids"]) == make_task().prompts[0]
@@ -106,7 +110,7 @@ def test_golden_digests_name_the_probe_and_the_step(
     old, same, new = (golden.collect(Evidence([report]), where, "same") for report in (before, again, after))
     assert golden.changes(old, same) == []
     changed = {row["probe"]: row for row in golden.changes(old, new)}
-    assert "step 0, request default, tensor logits" in changed["default"]["where"]
+    assert "step 0, request default, tensor positions" in changed["default"]["where"]
     assert "vocab" not in changed
     assert changed["width 1"]["where"] == "only in the older"
 

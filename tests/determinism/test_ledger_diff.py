@@ -20,7 +20,7 @@ def changed(*differences: tuple[int, str]) -> Ledger:
     return out
 
 
-ALL_SELECTED = ("parents", "tokens", "scores", "kv", "positions")
+ALL_SELECTED = ("parents", "tokens", "scores", "kv")
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,9 @@ ALL_SELECTED = ("parents", "tokens", "scores", "kv", "positions")
     [
         ([(0, "seq_lens"), (0, "kv"), (0, "logits"), (0, "tokens")], 0, "seq_lens", "input"),
         ([(0, "kv"), (0, "logits"), (0, "tokens"), (1, "kv")], 0, "kv", "input"),
+        ([(0, "kv"), (0, "positions"), (0, "logits")], 0, "kv", "input"),
+        ([(0, "positions"), (0, "logits"), (0, "tokens"), (1, "kv")], 0, "positions", "input"),
+        ([(1, name) for name in ("positions", "logits", *ALL_SELECTED)], 1, "positions", "input"),
         ([(0, "logits"), (0, "tokens"), (0, "scores")], 0, "logits", "output"),
         ([(1, "kv"), (2, "logits"), (2, "tokens")], 1, "kv", "input"),
         ([(1, name) for name in ("logits", *ALL_SELECTED)], 1, "logits", "output"),

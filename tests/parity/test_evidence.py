@@ -55,8 +55,8 @@ def test_a_difference_is_listed_and_its_bundle_replays(
     assert check.outcome is Outcome.FAIL
     (listed,) = json.loads(Path(check.data["listing"]).read_text(encoding="utf-8"))
     assert listed["lists"][0]["ours"] == listed["lists"][1]["reference"]
-    (bundle,) = check.data["bundles"]
-    assert check.repeat == f"python -m flashrec_harness repro {bundle}"
+    (bundle,) = check.bundles
+    assert check.commands == [f"python -m flashrec_harness repro {bundle}"]
     saved = json.loads(Path(bundle).read_text(encoding="utf-8"))
     assert saved["ledger"], "the request was replayed without its ledger"
 

@@ -1,23 +1,29 @@
-"""Paired ABBA rounds on a simulated machine that drifts."""
+"""Pairs of processes: interleaved, as many as their spread asks for, with the error rates of the whole ladder."""
 
 from __future__ import annotations
 
-import subprocess
-from dataclasses import asdict
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from simulated_engine import SimulatedEngine, workload
 
-from flashrec.errors import ConfigError
-from flashrec_harness.outcome import Outcome, SuiteContext
-from flashrec_harness.perf import paired
+from flashrec_harness import stats
+from flashrec_harness.outcome import Check, Outcome, SuiteContext
+from flashrec_harness.perf import against, paired
 from flashrec_harness.perf.measure import ProcessResult
+from flashrec_harness.perf.rounds import CellRounds
 from flashrec_harness.perf.worker import Task
 from flashrec_harness.perf.workload import Cell
+from flashrec_harness.worktrees import Revision
 
 PLAN = workload(cells=(Cell(n=10),))
 CELL = PLAN.cells[0].name
+OLD, NEW = Revision("a" * 40, "old"), Revision("b" * 40, "new")
 
 
 class Machine:
@@ -35,8 +41,9 @@ class Machine:
         return ProcessResult.of(self.engine(Task.of("engine", context, PLAN), Path("p")))
 
 
-def decide(machine: Machine) -> Outcome:
-    return paired.judge(paired.measure_pairs(machine, PLAN), CELL, "HEAD~1").outcome
+def decide(machine: Machine) -> Check:
+    (_, check) = against.judge(paired.measure_pairs(machine, PLAN), OLD, NEW, [])
+    return check
 
 
 def test_rounds_are_interleaved_abba() -> None:
@@ -46,36 +53,129 @@ def test_rounds_are_interleaved_abba() -> None:
 
 
 def test_equal_commits_are_not_called_slower_despite_the_drift() -> None:
-    assert [decide(Machine(seed, 1.0)) for seed in range(25)].count(Outcome.FAIL) == 0
+    assert [decide(Machine(seed, 1.0)).outcome for seed in range(25)].count(Outcome.FAIL) == 0
 
 
 def test_three_percent_slower_fails() -> None:
-    assert [decide(Machine(seed, 1 / 0.97)) for seed in range(25)].count(Outcome.FAIL) >= 24
+    found = [decide(Machine(seed, 1 / 0.97)) for seed in range(25)]
+    assert [check.outcome for check in found].count(Outcome.FAIL) >= 24
+    assert found[0].reason.startswith("slower: ")
 
 
 def test_a_noisier_machine_gets_more_pairs() -> None:
-    quiet, noisy = Machine(3, 1.0, noise=0.002), Machine(3, 1.0, noise=0.012)
-    assert paired.measure_pairs(quiet, PLAN).count == 5
-    assert 5 < paired.measure_pairs(noisy, PLAN).count <= 20
+    quiet, noisy = Machine(3, 1.0, noise=0.001), Machine(3, 1.0, noise=0.012)
+    assert paired.measure_pairs(quiet, PLAN).planned == 5
+    pairs = paired.measure_pairs(noisy, PLAN)
+    assert 5 < pairs.planned <= 20
+    assert len(pairs.a) == len(pairs.b) == pairs.planned
 
 
 def test_a_gain_inside_the_noise_advises_to_revert() -> None:
-    check = paired.judge(paired.measure_pairs(Machine(4, 0.999, noise=0.002), PLAN), CELL, "HEAD~1")
+    check = decide(Machine(4, 0.999, noise=0.002))
     assert check.outcome is Outcome.PASS
-    assert "revert it" in check.reason
+    assert check.reason.startswith("within noise")
+    assert "Revert" in check.reason
 
 
 def test_a_speed_up_is_a_plain_pass() -> None:
-    check = paired.judge(paired.measure_pairs(Machine(5, 0.9), PLAN), CELL, "HEAD~1")
-    assert (check.outcome, check.reason) == (Outcome.PASS, "")
-    assert "detectable" in check.summary
+    check = decide(Machine(5, 0.9))
+    assert (check.outcome, check.reason, check.data["verdict"]) == (Outcome.PASS, "", "faster")
 
 
-def test_checkout_of_an_unknown_revision_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="--against nowhere"), paired.checkout("nowhere"):
-        pass
+def test_a_machine_too_noisy_for_three_percent_says_so_and_does_not_decide() -> None:
+    check = decide(Machine(6, 1.01, noise=0.06))
+    assert check.outcome is Outcome.INCONCLUSIVE
+    assert "more than the 3% aimed at" in check.summary
+    assert "over 20 ABBA pairs" in check.summary
+
+
+def test_a_side_that_broke_a_rule_makes_the_measurement_invalid() -> None:
+    machine = Machine(7, 1.0)
+    pairs = paired.measure_pairs(machine, PLAN)
+    assert against.judge(pairs, OLD, NEW, ["4711 python"])[0].outcome is Outcome.INVALID
+    pairs.b[2].profiled = True
+    valid, cell = against.judge(pairs, OLD, NEW, [])
+    assert (valid.outcome, cell.outcome) == (Outcome.INVALID, Outcome.NOT_RUN)
+    assert valid.reason.startswith("new: process")
+
+
+def test_commits_that_answer_differently_are_said_to() -> None:
+    pairs = paired.measure_pairs(Machine(8, 1.0), PLAN)
+    assert "different results" not in against.judge(pairs, OLD, NEW, [])[1].summary
+    for process in pairs.b:
+        process.cells[CELL].outputs = "other"
+    assert "different results" in against.judge(pairs, OLD, NEW, [])[1].summary
+
+
+@dataclass
+class Drawn(CellRounds):
+    """Rounds whose process medians are given."""
+
+    drawn: dict[str, float] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, float]:
+        return self.drawn
+
+
+def process(throughput: float, p50_ms: float, p99_ms: float) -> ProcessResult:
+    medians = {"throughput": throughput, "p50_ms": p50_ms, "p99_ms": p99_ms}
+    rounds = Drawn(throughput=[throughput] * PLAN.rounds, drawn=medians)
+    return ProcessResult({CELL: rounds}, {}, 1.0, False, 1.0, None, {}, 1)
+
+
+def pair(effect: float, rng: np.random.Generator, pair_sd: float) -> tuple[ProcessResult, ProcessResult]:
+    """A pair with a spread of ``pair_sd`` in each metric; they move together, as a busy machine moves them."""
+    common = rng.normal(0, pair_sd * math.sqrt(0.8))
+    times = np.exp(effect + common + rng.normal(0, pair_sd * math.sqrt(0.2), 3))
+    return process(1.0, 1.0, 1.0), process(1 / times[0], times[1], times[2])
+
+
+def one_side(
+    drawn: list[tuple[ProcessResult, ProcessResult]],
+    draw: Callable[[], tuple[ProcessResult, ProcessResult]],
+    side: paired.Side,
+    number: int,
+) -> ProcessResult:
+    if number % 2 == 0:
+        drawn.append(draw())
+    return drawn[-1]["AB".index(side)]
+
+
+def ladder_rate(true_change: float, *, pair_sd: float, trials: int, outcome: Outcome) -> float:
+    """How often the whole ladder (spread, number of pairs, Holm, floor) ends in ``outcome``."""
+    rng, hits = np.random.default_rng(20261130), 0
+    for _ in range(trials):
+        drawn: list[tuple[ProcessResult, ProcessResult]] = []
+        run = partial(one_side, drawn, lambda: pair(true_change, rng, pair_sd))
+        _, check = against.judge(paired.measure_pairs(run, PLAN), OLD, NEW, [])
+        hits += check.outcome is outcome
+    return hits / trials
+
+
+@pytest.mark.parametrize("pair_sd", [0.005, 0.01, 0.02])
+def test_the_ladders_false_alarms_are_at_most_one_percent(pair_sd: float) -> None:
+    """Three gated metrics together, the number of pairs chosen by the ladder itself."""
+    assert ladder_rate(0.0, pair_sd=pair_sd, trials=1000, outcome=Outcome.FAIL) <= 0.01
+
+
+@pytest.mark.parametrize("pair_sd", [0.005, 0.01, 0.02])
+def test_the_ladder_finds_a_slowdown_of_three_percent_with_95_percent_power(pair_sd: float) -> None:
+    assert ladder_rate(-math.log(0.97), pair_sd=pair_sd, trials=400, outcome=Outcome.FAIL) >= 0.95
+
+
+def test_equal_commits_mostly_pass_at_a_pair_spread_of_one_percent() -> None:
+    assert ladder_rate(0.0, pair_sd=0.01, trials=300, outcome=Outcome.PASS) >= 0.95
+
+
+def test_the_verdict_survives_its_own_planted_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ladder that takes any difference for one, and one that never rejects, are told from the real one."""
+    with monkeypatch.context() as patch:
+        patch.setattr(stats, "paired_verdict", partial(stats.paired_verdict, floor=0.0))
+        patch.setattr(stats, "holm", lambda p_values, alpha: dict.fromkeys(p_values, True))
+        assert ladder_rate(0.0, pair_sd=0.01, trials=100, outcome=Outcome.FAIL) > 0.1
+    with monkeypatch.context() as patch:
+        patch.setattr(stats, "holm", lambda p_values, alpha: dict.fromkeys(p_values, False))
+        assert ladder_rate(-math.log(0.97), pair_sd=0.01, trials=100, outcome=Outcome.FAIL) < 0.1
 
 
 def test_task_survives_json() -> None:

@@ -18,17 +18,22 @@ _ENGINE, _DEVICE = 7, 0
 @dataclass
 class TraceMaker:
     """``eager`` launches decode's kernels one by one; ``bf16`` runs the layers' GEMMs in bf16; ``sync`` waits
-    inside every decode span; ``launch_bound`` makes prefill wait for its launches; ``lost`` drops a kernel of one
-    replay; ``early`` lets a kernel start before its launch.
+    inside every decode span; ``allocate`` takes memory from the driver there and gives it back; ``launch_bound``
+    makes prefill wait for its launches; ``lost`` drops a kernel of one replay; ``early`` lets a kernel start before
+    its launch. ``nodeless`` leaves out the node ids of graph kernels, as torch 2.11 does; ``pipelined`` launches
+    each wave before the last one is finished.
     """
 
     waves: int = 5
     eager: bool = False
     bf16: bool = False
     sync: bool = False
+    allocate: bool = False
     launch_bound: bool = False
     lost: bool = False
     early: bool = False
+    nodeless: bool = False
+    pipelined: bool = False
     events: list[dict[str, Any]] = field(default_factory=list)
     now: float = 1e9
     device_free: float = 0.0
@@ -53,8 +58,9 @@ class TraceMaker:
 
     def kernel(self, name: str, length: float, correlation: int, node: int | None = None) -> None:
         start = self.now - 500 if self.early and self.correlation == 3 else max(self.device_free, self.now)
-        args = {"correlation": correlation, "stream": 7, "device": 0}
-        if node is not None:
+        args: dict[str, Any] = {"correlation": correlation, "stream": 7, "device": 0}
+        args |= {"grid": [int(length), 1, 1], "block": [128, 1, 1]}
+        if node is not None and not self.nodeless:
             args["graph node id"] = node
         self._event("kernel", name, start, length, _DEVICE, args)
         self.device_free = start + length
@@ -73,6 +79,9 @@ class TraceMaker:
 
     def decode(self, wave: int) -> None:
         steps = self.step_kernels() * 2
+        if self.allocate:
+            self.call("cudaMalloc", 60)
+            self.call("cudaFree", 40)
         if self.eager:
             for name, length in steps:
                 self.kernel(name, length, self.call("cudaLaunchKernel", 1))
@@ -92,8 +101,11 @@ class TraceMaker:
             self.span("flashrec.batch.wait", lambda: None)
             self.span("flashrec.prefill", self.prefill)
             self.span("flashrec.decode", lambda wave=wave: self.decode(wave))  # type: ignore[misc]
-            self.span("flashrec.finalize", self.finalize)
+            if not self.pipelined or wave:
+                self.span("flashrec.finalize", self.finalize)
             self.now += 40
+        if self.pipelined:
+            self.span("flashrec.finalize", self.finalize)
         for name in ("flashrec.tokenize", "flashrec.respond"):
             self._event("user_annotation", name, 1e9, 10, 9, {})
         end = {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": self.now + 1}

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,13 +14,14 @@ from rich.table import Table
 
 from flashrec.errors import ConfigError
 from flashrec.sid import load_catalog
-from flashrec_harness.checkpoints.build import CheckpointConfig, make_checkpoint
 from flashrec_harness.checkpoints.card import COLUMNS, write_card
 from flashrec_harness.checkpoints.config import ModelConfig
-from flashrec_harness.checkpoints.make_shop import make_shop
 from flashrec_harness.checkpoints.sequences import History, read_histories
 from flashrec_harness.checkpoints.shapes import SHAPES, make_shape
 from flashrec_harness.checkpoints.training import TrainingConfig
+
+if TYPE_CHECKING:
+    from flashrec_harness.checkpoints.build import CheckpointConfig
 
 _MODEL, _TRAINING = ModelConfig(), TrainingConfig()
 
@@ -66,6 +67,10 @@ def command(
     if shape is not None:
         make_shape(shape, out, seed, catalog_sids=catalog_sids, console=console)
         return
+    # Every command of the harness imports this module; transformers alone would double its start.
+    from flashrec_harness.checkpoints.build import CheckpointConfig, make_checkpoint
+    from flashrec_harness.checkpoints.make_shop import make_shop
+
     training = replace(
         _TRAINING,
         steps=steps,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import Qwen3Config
+
+if TYPE_CHECKING:
+    from transformers import Qwen3Config
 
 _VOCAB_MULTIPLE = 64
 """The embedding is padded to a multiple of this, as published checkpoints are: some ids have no token."""
@@ -60,6 +62,8 @@ class ModelConfig:
 
     def qwen3(self, tokens: int) -> Qwen3Config:
         """The transformers config for a tokenizer of ``tokens`` tokens, the vocabulary padded."""
+        from transformers import Qwen3Config
+
         padded = -(-tokens // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
         return Qwen3Config(**self.config_json(padded, None))
 

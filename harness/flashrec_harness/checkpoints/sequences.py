@@ -1,18 +1,26 @@
 """Reading, joining and splitting purchase histories.
 
-A file is CSV with ``user_id``, ``history_item_ids`` (separated by spaces, oldest first) and, optionally,
-``target_item_id`` (what the user took next).
+A file is a table with ``user_id``, ``history_item_ids`` (separated by spaces, oldest first) and, optionally,
+``target_item_id`` (what the user took next; several are separated by spaces). An item stands there by its id, or by
+its semantic ID in any notation of a catalog.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import itertools
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+
 from flashrec.errors import CatalogError
+from flashrec.sid.source import GZIP_MAGIC, PARQUET_MAGIC, decode
 
 COLUMNS = ("user_id", "history_item_ids", "target_item_id")
 
@@ -25,23 +33,67 @@ class History:
     items: tuple[str, ...]
     target: str | None = None
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The items in :attr:`target`: one, save in a file that names several."""
+        return () if self.target is None else tuple(self.target.split())
+
 
 def read_histories(path: Path) -> list[History]:
-    """Rows of a histories file, in file order. Raises :class:`CatalogError` naming file and row."""
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        missing = {"user_id", "history_item_ids"} - set(reader.fieldnames or ())
+    """Rows of a histories file, in file order: CSV, TSV or Parquet, compressed by gzip or not.
+
+    Raises :class:`CatalogError` naming file and row.
+    """
+    rows = []
+    for number, row in _records(path):
+        missing = {"user_id", "history_item_ids"} - set(row)
         if missing:
             raise CatalogError(f"{path}: no column {sorted(missing)}; the header needs {', '.join(COLUMNS)}")
-        rows = []
-        for number, row in enumerate(reader, start=2):
-            items = tuple((row["history_item_ids"] or "").split())
-            if not items:
-                raise CatalogError(f"{path}: row {number}: empty history_item_ids")
-            rows.append(History(row["user_id"], items, row.get("target_item_id") or None))
+        items = _names(row["history_item_ids"])
+        if not items:
+            raise CatalogError(f"{path}: row {number}: empty history_item_ids")
+        rows.append(History(str(row["user_id"]), items, " ".join(_names(row.get("target_item_id"))) or None))
     if not rows:
         raise CatalogError(f"{path}: no rows")
     return rows
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
+    """Row numbers (a text table's header is row 1) and cells by column."""
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if data[:2] == GZIP_MAGIC else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise CatalogError(f"{path}: cannot read the histories: {error}") from error
+    if data[:4] == PARQUET_MAGIC:
+        yield from _parquet_records(path, data)
+        return
+    text = decode(path, data).removeprefix("\ufeff")
+    separator = "\t" if "\t" in text.split("\n", 1)[0] else ","
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
+    try:
+        for number, row in enumerate(reader, start=2):
+            if None in row:
+                raise CatalogError(f"{path}: row {number}: more cells than the header has columns")
+            yield number, dict(row)
+    except csv.Error as error:
+        raise CatalogError(f"{path}: line {reader.line_num}: not a table: {error}") from error
+
+
+def _parquet_records(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, object]]]:
+    try:
+        records = pd.read_parquet(io.BytesIO(data)).to_dict("records")
+    except Exception as error:  # pyarrow's errors have no base class of their own
+        raise CatalogError(f"{path}: broken Parquet file: {' '.join(str(error).split())[:200]}") from error
+    for number, row in enumerate(records, start=1):
+        yield number, {str(name): cell for name, cell in row.items()}
+
+
+def _names(cell: object) -> tuple[str, ...]:
+    """Item ids of a cell: separated by spaces, a list, one number, or none."""
+    if isinstance(cell, list | tuple | np.ndarray):
+        return tuple(map(str, cell))
+    return () if cell is None or cell != cell else tuple(str(cell).split())
 
 
 def write_histories(path: Path, histories: Iterable[History]) -> None:

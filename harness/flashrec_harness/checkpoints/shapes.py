@@ -62,11 +62,17 @@ SHAPES = {
         text_tokens=320,
         vocab_size=384,
     ),
+    "tiny-8192": Shape(
+        model=ModelConfig(hidden_size=64, intermediate_size=128),
+        codebook_sizes=(8192, 8192, 8192),
+        text_tokens=320,
+        vocab_size=24_960,
+    ),
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16),
     "qwen3-4b": _qwen3(2560, 9728, 36, 32),
 }
-"""``qwen3-1.7b`` is the shape of every speed bar; ``tiny`` is for tests."""
+"""``qwen3-1.7b`` is the shape of every speed bar; ``tiny`` is for tests, ``tiny-8192`` for catalogs at scale."""
 
 
 def make_shape(

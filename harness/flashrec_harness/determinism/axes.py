@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashrec import Engine, ScoreSpace
-from flashrec_harness.determinism import bucket_runs, device_runs, runs
+from flashrec_harness.determinism import bucket_runs, catalog_runs, device_runs, runs
 from flashrec_harness.determinism.lab import AxisRun
 from flashrec_harness.determinism.task import Task
 
@@ -69,7 +69,21 @@ AXES: Mapping[str, Axis] = {
             forbids=("beams against their list",),
             needs_catalog=True,
         ),
+        Axis(
+            "catalogs",
+            "same bits beside other catalogs, after a rollback and after a reload",
+            catalog_runs.catalogs,
+            proves=("waves", "reloads"),
+            needs_catalog=True,
+        ),
         Axis("arrival", "same bits in any order and delay of arrival", runs.arrival),
+        Axis(
+            "cancelled",
+            "same bits beside cancelled requests, which leave no page behind",
+            runs.cancelled,
+            proves=("waves", "cancelled in flight"),
+            forbids=("leaked pages",),
+        ),
         Axis("jitter", "same bits under random device spins", device_runs.jitter, needs_gpu=True),
         Axis(
             "cache off",

@@ -1,7 +1,7 @@
 """Golden digests: the probes' bits on one device, kept beside a commit (SPEC H3b).
 
-``python -m flashrec_harness.determinism.golden compare A B`` says whether any bit changed between two commits
-and where; ``keep RUN`` stores a run's digests for its device, and the suite compares later runs with them.
+``flashrec-harness golden`` compares those of two files or commits and keeps a run's for its device; the suite
+compares later runs with what is kept.
 """
 
 from __future__ import annotations
@@ -10,24 +10,28 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from flashrec.errors import FlashRecError
 from flashrec_harness import environment
+from flashrec_harness.children import run_module
 from flashrec_harness.determinism.judge import SUITE, Evidence
 from flashrec_harness.determinism.ledger_diff import first_beam, first_divergence
-from flashrec_harness.determinism.records import Ledger, OutputBeam
-from flashrec_harness.environment import Environment, differing_keys
+from flashrec_harness.determinism.records import Ledger, OutputBeam, ProcessReport
+from flashrec_harness.determinism.task import make_tasks, suite_prompts
+from flashrec_harness.environment import Commit, Environment, differing_keys
 from flashrec_harness.hardware import device_slug
+from flashrec_harness.material import load_material, prompts_digest
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
+from flashrec_harness.worktrees import Repository, Revision, python_path
 
 SCHEMA = 1
 FILE = "golden.json"
 DIRECTORY = Path("baselines") / "golden"
+_PROCESS_TIMEOUT_S = 1800.0
 
 
-class GoldenError(ValueError):
+class GoldenError(FlashRecError):
     """A file of golden digests is malformed."""
 
 
@@ -143,37 +147,22 @@ def against_stored(current: Golden, directory: Path = DIRECTORY) -> Check:
     return check
 
 
-app = typer.Typer(help="Golden digests: did any bit change between two commits, and where?", no_args_is_help=True)
-
-
-@app.command()
-def compare(
-    before: Annotated[Path, typer.Argument(help="Golden digests of the older commit.", exists=True, dir_okay=False)],
-    after: Annotated[Path, typer.Argument(help="Those of the newer commit.", exists=True, dir_okay=False)],
-) -> None:
-    """Exit code 1 if a bit changed, 4 if the two cannot be compared."""
-    old, new = load(before), load(after)
-    refused = differing_keys(dict(old.inputs), dict(new.inputs))
-    for key, (left, right) in refused.items():
-        typer.echo(f"not comparable: {key} is {left} and {right}")
-    if refused:
-        raise typer.Exit(4)
-    rows = changes(old, new)
-    for row in rows:
-        typer.echo(f"{row['probe']}: {row['where']}; {row['first']}")
-    typer.echo(f"{len(rows)} of {len(new.probes)} probes changed a bit between {old.commit} and {new.commit}")
-    raise typer.Exit(1 if rows else 0)
-
-
-@app.command()
-def keep(
-    run: Annotated[Path, typer.Argument(help="A run's determinism directory or its golden.json.", exists=True)],
-    directory: Annotated[Path, typer.Option("--directory", help="Where golden digests are kept.")] = DIRECTORY,
-) -> None:
-    """Store a run's digests as those of its device and checkpoint."""
-    golden = load(run / FILE if run.is_dir() else run)
-    typer.echo(f"kept {golden.write(directory / golden.stored_at)}")
-
-
-if __name__ == "__main__":
-    app()
+def at_revision(repository: Repository, revision: Revision, context: SuiteContext) -> Golden:
+    """The bits that the engine of a commit gives the probes alone, in one process, under this harness."""
+    prompts = suite_prompts(context, load_material(context))
+    (task, *_) = make_tasks(context, prompts, ("alone",), frozenset({"alone"}))
+    prefix = context.out_dir / f"golden-{revision.sha[:9]}"
+    task_file, report_file = prefix.with_suffix(".task.json"), prefix.with_suffix(".report.json")
+    context.out_dir.mkdir(parents=True, exist_ok=True)
+    task_file.write_text(json.dumps(asdict(task)), encoding="utf-8")
+    with repository.checkout(revision.sha) as tree:
+        run_module(
+            "flashrec_harness.determinism.worker",
+            [str(task_file), str(report_file)],
+            log=prefix.with_suffix(".log"),
+            timeout_s=_PROCESS_TIMEOUT_S,
+            env={"PYTHONPATH": python_path(tree)},
+        )
+    where = environment_of(context)
+    where.commit = Commit(revision.sha, False)
+    return collect(Evidence([ProcessReport.read(report_file)]), where, f"{prompts_digest(prompts)}-n{task.width}")

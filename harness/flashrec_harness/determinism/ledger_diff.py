@@ -10,7 +10,7 @@ from flashrec_harness.determinism.records import Ledger, OutputBeam
 
 _CAUSES = {
     "seq_lens": "the scheduler gave the pass another prompt or length",
-    "positions": "the scheduler gave the pass other positions",
+    "positions": "a pass rotated its keys by other positions",
     "kv": "the cache, the page table or the ancestor links named other keys and values",
     "logits": "the forward pass computed other bits from the same inputs, or read keys and values that changed",
     "parents": "the selection chose other beams from the same logits",
@@ -39,9 +39,9 @@ class Divergence:
 def first_divergence(expected: Ledger, observed: Ledger, request: str) -> Divergence | None:
     """Compare step by step: what a pass was given, its logits, then what was selected from them.
 
-    A step's record holds ``kv`` and ``positions`` *after* its selection: where parents or tokens differ as well
-    they follow from the selection and are not named. At step 0 there is no lineage yet, so ``kv`` is the
-    context alone. ``None`` where the ledgers agree.
+    A step's record holds ``kv`` *after* its selection: where parents or tokens differ as well it follows from the
+    selection and is not named. At step 0 there is no lineage yet, so ``kv`` is the context alone; a page that holds
+    another prompt holds other positions too, so ``kv`` is named before them. ``None`` where the ledgers agree.
     """
     for step, (want, got) in enumerate(zip(expected, observed, strict=True)):
         differs = {name for name in want if want[name] != got[name]}
@@ -53,9 +53,8 @@ def first_divergence(expected: Ledger, observed: Ledger, request: str) -> Diverg
 
 
 def _earliest(differs: set[str], step: int) -> str:
-    selected = bool(differs & {"parents", "tokens"})
-    given = ["seq_lens", *(["kv"] if not (selected and step) else []), *(["positions"] if not selected else [])]
-    order = [*given, "logits", "parents", "tokens", "scores", "kv", "positions"]
+    follows = step > 0 and bool(differs & {"parents", "tokens"})
+    order = ["seq_lens", *([] if follows else ["kv"]), "positions", "logits", "parents", "tokens", "scores", "kv"]
     return next(name for name in order if name in differs)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 
 import httpx
 
-from flashrec_harness.children import package_path
 from flashrec_harness.determinism.judge import SUITE, bound
 from flashrec_harness.determinism.lab import FREE_TOKENS
 from flashrec_harness.determinism.ledger_diff import first_beam
@@ -21,8 +19,7 @@ from flashrec_harness.determinism.records import OutputBeam, float_bits
 from flashrec_harness.determinism.task import Task
 from flashrec_harness.load import closed_loop
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
-from flashrec_harness.planting import planted_names
-from flashrec_harness.servers import started_server
+from flashrec_harness.servers import flashrec_server
 
 NAME = "same bits over HTTP under concurrent load"
 _CLIENTS = 8
@@ -102,17 +99,13 @@ def load_answers(client: Client, asked: Sequence[Asked], requests: int, rng: ran
 
 @contextmanager
 def _server(context: SuiteContext, env: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """Our server on this checkpoint, with the faults that are planted; its URL and its start's retries."""
-    module = ("flashrec_harness.faults", "flashrec") if planted_names() else ("flashrec",)
-    catalog = ("--sid-vocab-file", str(context.sid_vocab_file)) if context.sid_vocab_file else ()
+    """Our server on this checkpoint; its URL and its start's retries."""
     layout = ("--sid", context.sid) if context.sid else ()
-    with started_server(
-        lambda port: (
-            *(sys.executable, "-m", *module, "serve", "--model-path", str(context.model_path)),
-            *(*catalog, *layout, "--no-invariance-check", "--host", "127.0.0.1", "--port", str(port)),
-        ),
-        name="flashrec",
-        env={"PYTHONPATH": package_path(), **env},
+    with flashrec_server(
+        context.model_path,
+        sid_vocab_file=context.sid_vocab_file,
+        arguments=(*layout, "--no-invariance-check"),
+        env=env,
         log_dir=context.out_dir,
     ) as server:
         yield server.url, server.retries

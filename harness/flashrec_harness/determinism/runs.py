@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from flashrec import Engine, EngineConfig, ScoreSpace
+from flashrec.runtime.flight import Flight
+from flashrec.runtime.member import Member
 from flashrec.runtime.scheduler import Scheduler
 from flashrec_harness.determinism.lab import Lab, Place
 from flashrec_harness.determinism.task import Task
@@ -173,3 +177,36 @@ def arrival(lab: Lab, engine: Engine) -> None:
             lab.report.count("arrival", "waves")
     finally:
         scheduler.close()
+
+
+def cancelled(lab: Lab, engine: Engine) -> None:
+    """The clients of every other mate go away while their wave runs; no page may stay behind."""
+    engine.flush_cache()
+    scheduler, launch = Scheduler(engine), engine.launch
+
+    def leaving(members: list[Member]) -> Flight:
+        flight = launch(members)
+        gone = [member.request.rid for member in members if member.request.rid.startswith("gone")]
+        for rid in gone:
+            scheduler.cancel(rid)
+        lab.report.count("cancelled", "cancelled in flight", len(gone))
+        return flight
+
+    with mock.patch.object(engine, "launch", leaving):
+        try:
+            for turn in range(2 if lab.task.quick else 6):
+                rng = lab.task.rng("cancelled", turn)
+                names = (f"{('gone', 'stays')[number % 2]} {turn}.{number}" for number in itertools.count())
+                requests = [replace(mate, rid=rid) for mate, rid in zip(lab.mates(rng, 40), names, strict=False)]
+                requests.append(replace(lab.probe("default", engine), rid="default"))
+                answers = [scheduler.submit(request) for request in requests]
+                if turn == 0:
+                    scheduler.start()
+                mine = replace(answers[-1].result(_WAIT_S), rid="default")
+                lab.observe(engine, Place("cancelled", f"turn {turn}"), mine, rows=0, requests=len(requests), at=0)
+                lab.report.count("cancelled", "waves")
+        finally:
+            scheduler.close()
+    engine.flush_cache()
+    stats = engine.stats()
+    lab.report.count("cancelled", "leaked pages", stats["usable_pages"] - stats["free_pages"])

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flashrec import Beam, EngineConfig, Request, Result, ScoreSpace
+from flashrec.errors import ConfigError
 from flashrec_harness import hardware
 from flashrec_harness.children import run_module
 from flashrec_harness.determinism import golden, over_http
@@ -17,13 +18,14 @@ from flashrec_harness.determinism.axes import AXES
 from flashrec_harness.determinism.judge import SUITE, Evidence, Seen, drifting, judge
 from flashrec_harness.determinism.records import OutputBeam, ProcessReport, bits_float
 from flashrec_harness.determinism.task import PROCESSES, Task, make_tasks, suite_prompts
-from flashrec_harness.material import load_material, prompts_digest
+from flashrec_harness.material import Prompt, load_material, prompts_digest
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.repro import save_bundle
+from flashrec_harness.targets import display_path
 
 HASH_SEEDS = ("0", "1", "20111", "4294967295")
 EVERYWHERE = frozenset({"alone", "mixed"})
-"""Axes of every process; the quick form gives each of the others to one process."""
+"""Axes of every process; the quick form gives each of the others to one process, unless it is the only one."""
 
 _PROCESS_TIMEOUT_S = 1800.0
 
@@ -31,8 +33,8 @@ _PROCESS_TIMEOUT_S = 1800.0
 def run(context: SuiteContext) -> list[Check]:
     """Judge a checkpoint; with ``context.url``, a running server from outside."""
     prompts = suite_prompts(context, load_material(context))
-    axes = tuple(name for name in AXES if not _why_not(name, context))
-    tasks = make_tasks(context, prompts, axes, EVERYWHERE)
+    axes = tuple(name for name in _chosen(context) if not _why_not(name, context))
+    tasks = _tasks(context, prompts, axes)
     if context.url is not None:
         reason = "--url: a running server is judged from outside"
         left = Check(SUITE, "same bits in process", Outcome.NOT_RUN, "waves were not composed here", reason=reason)
@@ -40,8 +42,10 @@ def run(context: SuiteContext) -> list[Check]:
     reports = run_processes(tasks, context.out_dir)
     evidence = Evidence(reports)
     checks = judge(reports, tasks)
-    for seen in drifting(evidence):
-        _keep_bundle(context, evidence, seen)
+    bundles = {seen.observation.probe: _keep_bundle(context, evidence, seen) for seen in drifting(evidence)}
+    name_bundles(checks, evidence, bundles)
+    if context.only is not None:
+        return checks
     reference = evidence.reference["default"]
     in_process = reference.report.outputs[reference.observation.output]
     checks.append(over_http.check(context, tasks[0], child_environment(len(HASH_SEEDS)), in_process))
@@ -51,6 +55,23 @@ def run(context: SuiteContext) -> list[Check]:
         for name in AXES
         if (why := _why_not(name, context))
     ]
+
+
+def _tasks(context: SuiteContext, prompts: tuple[Prompt, ...], axes: tuple[str, ...]) -> list[Task]:
+    """One per process; the quick form of a single axis needs no more than two processes."""
+    if context.only is None:
+        return make_tasks(context, prompts, axes, EVERYWHERE)
+    tasks = make_tasks(context, prompts, axes, frozenset(axes))
+    return tasks[::2] if context.quick and context.only != "mixed" else tasks
+
+
+def _chosen(context: SuiteContext) -> tuple[str, ...]:
+    """The axes to run: all, or the one that is asked for and ``alone``, which gives it its reference."""
+    if context.only is None:
+        return tuple(AXES)
+    if context.only not in AXES or _why_not(context.only, context):
+        raise ConfigError(f"--only {context.only}: no axis that runs here; there are {', '.join(AXES)}")
+    return tuple(name for name in AXES if name in ("alone", context.only))
 
 
 def _why_not(axis: str, context: SuiteContext) -> str:
@@ -104,13 +125,22 @@ def _golden(context: SuiteContext, evidence: Evidence, task: Task) -> Check:
     return golden.against_stored(current)
 
 
-def _keep_bundle(context: SuiteContext, evidence: Evidence, seen: Seen) -> None:
+def name_bundles(checks: Sequence[Check], evidence: Evidence, bundles: Mapping[str, Path]) -> None:
+    """Give each check that found drift the bundles of the probes that drifted on its axis."""
+    for check in checks:
+        if check.data.get("drifted"):
+            on_axis = evidence.of_axis(check.data.get("axis", "mixed"))
+            probes = dict.fromkeys(seen.observation.probe for seen in on_axis if evidence.drifts(seen))
+            check.bundles = [display_path(bundles[probe]) for probe in probes]
+
+
+def _keep_bundle(context: SuiteContext, evidence: Evidence, seen: Seen) -> Path:
     """Save the drifting request, its ledger and what it gave elsewhere (SPEC H3b)."""
     one, want = seen.observation, evidence.reference[seen.observation.probe]
     fields = seen.report.requests[one.probe]
     space = fields["score_space"]
     request = Request(**{**fields, "score_space": None if space is None else ScoreSpace(space)})
-    save_bundle(
+    return save_bundle(
         context.out_dir / f"drift-{one.probe}.json",
         suite=SUITE,
         reason=evidence.explain(seen)["output"],

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flashrec.attention.base import PrefillMeta
 from flashrec.kvcache.radix import PageNode, RadixCache
+from flashrec.runtime import prefill
 from flashrec.runtime.member import Member
-from flashrec.runtime.prefill import Prefill, Segment
+from flashrec.runtime.prefill import Segment
 from flashrec_harness.faults.registry import fault
 
-DETERMINISM = ("determinism",)
 
-
-@fault("early-page-reuse", caught_by=DETERMINISM, axis="cache", tensor="kv")
+@fault("early-page-reuse", axis="cache", tensor="kv")
 def early_page_reuse() -> Iterator[None]:
     """A page that the prefix cache keeps goes back to the pool as well: the next wave writes over it."""
     real = RadixCache.insert
@@ -31,7 +32,7 @@ def early_page_reuse() -> Iterator[None]:
         yield
 
 
-@fault("eviction-ignores-readers", caught_by=DETERMINISM, axis="eviction", tensor="kv")
+@fault("eviction-ignores-readers", axis="eviction", tensor="kv")
 def eviction_ignores_readers() -> Iterator[None]:
     """Eviction takes the pages that the wave being admitted reads."""
     real_evict = RadixCache.evict
@@ -60,7 +61,7 @@ def _nodes(cache: RadixCache) -> list[PageNode]:
     return found
 
 
-@fault("truncated-page-key", caught_by=DETERMINISM, axis="cache", tensor="kv")
+@fault("truncated-page-key", axis="cache", tensor="kv")
 def truncated_page_key() -> Iterator[None]:
     """The prefix cache compares all tokens of a page but the last: near twins hit each other's pages."""
     real = RadixCache.page_keys
@@ -72,29 +73,43 @@ def truncated_page_key() -> Iterator[None]:
         yield
 
 
-@fault("rope-off-by-one-after-hit", caught_by=DETERMINISM, axis="cache", tensor="logits")
+@fault("rope-off-by-one-after-hit", axis="cache", tensor="positions")
 def rope_off_by_one_after_hit() -> Iterator[None]:
     """After a cache hit the rest of the prompt is rotated by one position too many."""
-    real = Prefill._segment
 
-    def segment(self: Prefill, member: Member, seg: Segment) -> NDArray[np.int32]:
-        found = real(self, member, seg)
-        found[1] += member.cached > 0
-        return found
+    def shift(member: Member, seg: Segment, positions: NDArray[np.int32]) -> None:
+        positions += member.cached > 0
 
-    with mock.patch.object(Prefill, "_segment", segment):
+    with _positions_changed_by(shift):
         yield
 
 
-@fault("positions-restart-in-chunk", caught_by=DETERMINISM, axis="chunks", tensor="logits")
+@fault("positions-restart-in-chunk", axis="chunks", tensor="positions")
 def positions_restart_in_chunk() -> Iterator[None]:
     """In every chunk of a prompt but the first, the first token is rotated as if it stood one place earlier."""
-    real = Prefill._segment
 
-    def segment(self: Prefill, member: Member, seg: Segment) -> NDArray[np.int32]:
-        found = real(self, member, seg)
-        found[1, 0] -= seg.start > member.cached
-        return found
+    def shift(member: Member, seg: Segment, positions: NDArray[np.int32]) -> None:
+        positions[0] -= seg.start > member.cached
 
-    with mock.patch.object(Prefill, "_segment", segment):
+    with _positions_changed_by(shift):
         yield
+
+
+def _positions_changed_by(
+    shift: Callable[[Member, Segment, NDArray[np.int32]], None],
+) -> AbstractContextManager[object]:
+    """``shift`` is given every segment of a prefill pass and its positions to change, int32."""
+    real = prefill.lay_out
+
+    def lay_out(
+        members: Sequence[Member], segments: Sequence[Segment], page_size: int
+    ) -> tuple[NDArray[np.int32], PrefillMeta]:
+        tokens, meta = real(members, segments, page_size)
+        first = 0
+        for seg in segments:
+            last = first + seg.end - seg.start
+            shift(members[seg.member], seg, tokens[1, first:last])
+            first = last
+        return tokens, meta
+
+    return mock.patch.object(prefill, "lay_out", lay_out)

@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from flashrec.request import Request
 from flashrec.runtime import decode
 from flashrec.runtime.buffers import DecodeBuffers
-from flashrec.runtime.decode import Decoder
+from flashrec.runtime.decode import CatalogProgram, Decoder
 from flashrec.runtime.engine import Engine
-from flashrec.runtime.member import Member
+from flashrec.runtime.member import Member, WaveKey
 from flashrec.runtime.member import validate as validate_request
+from flashrec.runtime.scheduler import Scheduler, Ticket
+from flashrec.runtime.stage import DecodeStage
 from flashrec_harness.faults.registry import fault
 
-DETERMINISM = ("determinism",)
 
-
-@fault("id-keyed-cache", caught_by=DETERMINISM, axis="mixed", tensor="seq_lens")
+@fault("id-keyed-cache", axis="mixed", tensor="seq_lens")
 def id_keyed_cache() -> Iterator[None]:
     """Prepared prompts are remembered by id(request): an address that is used again brings back another prompt."""
     known: dict[int, NDArray[np.int32]] = {}
@@ -38,7 +38,7 @@ def id_keyed_cache() -> Iterator[None]:
         yield
 
 
-@fault("stale-context-length", caught_by=DETERMINISM, axis="mixed", tensor="seq_lens")
+@fault("stale-context-length", axis="mixed", tensor="seq_lens")
 def stale_context_length() -> Iterator[None]:
     """A bucket's context lengths are written for its first wave only; later waves find those of the first."""
     real = DecodeBuffers.load
@@ -53,7 +53,7 @@ def stale_context_length() -> Iterator[None]:
         yield
 
 
-@fault("parents-off-by-one", caught_by=DETERMINISM, axis="buckets", tensor="kv")
+@fault("parents-off-by-one", axis="buckets", tensor="kv")
 def parents_off_by_one() -> Iterator[None]:
     """In the bucket of 48 rows a beam takes the ancestors of the row before its parent."""
     real = decode.reorder_ancestors
@@ -65,7 +65,7 @@ def parents_off_by_one() -> Iterator[None]:
         yield
 
 
-@fault("decode-position-by-bucket", caught_by=DETERMINISM, axis="buckets", tensor="logits")
+@fault("decode-position-by-bucket", axis="buckets", tensor="positions")
 def decode_position_by_bucket() -> Iterator[None]:
     """In the bucket of 32 rows decode passes rotate with the next position."""
     real = Decoder.forward
@@ -92,7 +92,7 @@ def _shorter(plan: Any) -> Any:
     return shorter
 
 
-@fault("wrong-page-tag", caught_by=DETERMINISM, axis="ledger", tensor="kv")
+@fault("wrong-page-tag", axis="ledger", tensor="kv")
 def wrong_page_tag() -> Iterator[None]:
     """The ledger names a page by its physical number: the same content has other names in other runs."""
 
@@ -105,7 +105,21 @@ def wrong_page_tag() -> Iterator[None]:
         yield
 
 
-@fault("answers-swapped", caught_by=DETERMINISM, axis="arrival")
+@fault("last-catalog-for-all", axis="catalogs", tensor="parents")
+def last_catalog_for_all() -> Iterator[None]:
+    """Programs are kept by score space alone: a wave runs over the catalog that was loaded last."""
+    real = DecodeStage.program
+
+    def program(self: DecodeStage, key: WaveKey) -> CatalogProgram:
+        real(self, key)
+        alike = [one for one in self._programs if (one.space, one.steps) == (key.space, key.steps)]
+        return self._programs[max(alike, key=lambda one: one.revision)]
+
+    with mock.patch.object(DecodeStage, "program", program):
+        yield
+
+
+@fault("answers-swapped", axis="arrival")
 def answers_swapped() -> Iterator[None]:
     """The scheduler hands the answers of a wave of several requests to its tickets in reverse order."""
     real = Engine.finish
@@ -116,4 +130,19 @@ def answers_swapped() -> Iterator[None]:
         return outcomes[::-1] if scheduled else outcomes
 
     with mock.patch.object(Engine, "finish", finish):
+        yield
+
+
+@fault("page-leak-on-cancel", axis="cancelled")
+def page_leak_on_cancel() -> Iterator[None]:
+    """A request that is cancelled while its wave runs keeps its last page for ever."""
+    real = Scheduler._land
+
+    def land(self: Scheduler, wave: list[Ticket], flight: Any) -> None:
+        for ticket in wave:
+            if ticket.future.cancelled() and len(ticket.member.pages) > len(ticket.member.path) + 1:
+                ticket.member.pages.pop()
+        real(self, wave, flight)
+
+    with mock.patch.object(Scheduler, "_land", land):
         yield

@@ -15,12 +15,10 @@ from flashrec.search import expand, numerics
 from flashrec.search.expand import Expansion, Frontier, Spans
 from flashrec.search.filters import FilterSet
 from flashrec.search.levels import Level
-from flashrec_harness.faults.registry import fault
-
-DETERMINISM = ("determinism",)
+from flashrec_harness.faults.registry import fault, parity
 
 
-@fault("split-count-from-batch", caught_by=DETERMINISM, axis="mixed", tensor="logits")
+@fault("split-count-from-batch", axis="mixed", tensor="logits")
 def split_count_from_batch() -> Iterator[None]:
     """Attention reads K and V in tiles of 32 tokens instead of 64 when the pass has more than four row tiles."""
     real = paged_attention.context_state
@@ -38,7 +36,7 @@ def split_count_from_batch() -> Iterator[None]:
         yield
 
 
-@fault("stale-padding-rows", caught_by=DETERMINISM, axis="buckets", tensor="parents")
+@fault("stale-padding-rows", axis="buckets", tensor="parents")
 def stale_padding_rows() -> Iterator[None]:
     """A bucket's padding rows keep the candidates of a wave that filled them, and the last request selects from
     them as well."""
@@ -62,7 +60,7 @@ def stale_padding_rows() -> Iterator[None]:
         yield
 
 
-@fault("unseeded-tie-break", caught_by=DETERMINISM, axis="ties", tensor="tokens")
+@fault("unseeded-tie-break", axis="ties", tensor="tokens")
 def unseeded_tie_break() -> Iterator[None]:
     """Equal scores are ordered by a random number that nobody seeded."""
     source = torch.Generator()
@@ -75,7 +73,7 @@ def unseeded_tie_break() -> Iterator[None]:
         yield
 
 
-@fault("hash-ordered-ties", caught_by=DETERMINISM, axis="ties", tensor="tokens")
+@fault("hash-ordered-ties", axis="ties", tensor="tokens")
 def hash_ordered_ties() -> Iterator[None]:
     """Equal scores are ordered by Python's hash of a string: the same in one process, another in the next."""
 
@@ -96,7 +94,7 @@ def _ranks(change: Any) -> Any:
     return mock.patch("flashrec.search.expand.order_key", order_key)
 
 
-@fault("noise-on-greedy", caught_by=DETERMINISM, axis="sampling", tensor="tokens")
+@fault("noise-on-greedy", axis="sampling", tensor="tokens")
 def noise_on_greedy() -> Iterator[None]:
     """In a wave that samples, requests at temperature 0 are ranked with noise as well."""
     real = expand._perturb
@@ -110,7 +108,7 @@ def noise_on_greedy() -> Iterator[None]:
         yield
 
 
-@fault("allow-list-ignored", caught_by=DETERMINISM, axis="filters")
+@fault("allow-list-ignored", parity("sid"), axis="filters")
 def allow_list_ignored() -> Iterator[None]:
     """Allow-lists are accepted and dropped in the beam path."""
     real = FilterSet.alive
@@ -122,7 +120,7 @@ def allow_list_ignored() -> Iterator[None]:
         yield
 
 
-@fault("filters-of-the-first", caught_by=DETERMINISM, axis="filters", tensor="parents")
+@fault("filters-of-the-first", axis="filters", tensor="parents")
 def filters_of_the_first() -> Iterator[None]:
     """Every request of a wave is searched with the lists of its first."""
     real = FilterSet.alive
@@ -134,7 +132,7 @@ def filters_of_the_first() -> Iterator[None]:
         yield
 
 
-@fault("duplicated-beam", caught_by=DETERMINISM, axis="mixed", tensor="parents")
+@fault("duplicated-beam", parity("sid"), axis="mixed", tensor="parents")
 def duplicated_beam() -> Iterator[None]:
     """In a wave of more than 40 rows a request's last beam repeats its first."""
     real = expand.expand

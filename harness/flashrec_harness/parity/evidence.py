@@ -11,12 +11,13 @@ from flashrec_harness.parity.compare import Agreement, ListVerdict
 from flashrec_harness.parity.comparison import Comparison, side_by_side
 from flashrec_harness.parity.subjects import EngineSubject
 from flashrec_harness.repro import save_bundle
+from flashrec_harness.targets import display_path
 
 _BUNDLES = 3
 
 
 def save_evidence(comparison: Comparison, check: Check, subject: object, out_dir: Path) -> None:
-    """Write every differing list to ``out_dir``, replay the first ones alone, and name the command in ``check``."""
+    """Write every differing list to ``out_dir``, replay the first ones alone, and name the bundles in ``check``."""
     differing = [v for v in comparison.verdicts if v.agreement not in (Agreement.EQUAL, Agreement.NEAR_TIE)]
     if check.outcome is Outcome.PASS or not differing:
         return
@@ -28,8 +29,7 @@ def save_evidence(comparison: Comparison, check: Check, subject: object, out_dir
     check.data["listing"] = str(listing)
     if isinstance(subject, EngineSubject):
         bundles = [_bundle(v, comparison.name, subject, out_dir / "repro") for v in differing[:_BUNDLES]]
-        check.data["bundles"] = [str(path) for path in bundles]
-        check.repeat = f"python -m flashrec_harness repro {bundles[0]}"
+        check.bundles = [display_path(path) for path in bundles]
 
 
 def _bundle(verdict: ListVerdict, name: str, subject: EngineSubject, directory: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from flashrec.request import ScoreSpace
@@ -106,6 +106,14 @@ def _edge_cases(ground: Ground, space: ScoreSpace, count: int, seed: int) -> Ite
     for index, catalog in enumerate(ground.catalogs):
         # Nine catalogs start at nine different widths; a step of three covers the rest.
         yield from catalog_cases(ground, space, count, seed + 3 * index, catalog=catalog)
+
+
+def narrowed(groups: Sequence[Group], only: str | None) -> list[Group]:
+    """What of ``groups`` has ``only`` in a comparison's name, as in ``float64 oracle, sid``; all of it for ``None``."""
+    if only is None:
+        return list(groups)
+    left = (replace(group, references=tuple(r for r in group.references if only in group.name(r))) for group in groups)
+    return [group for group in left if group.references]
 
 
 def unique(cases: Iterable[SearchCase]) -> list[SearchCase]:

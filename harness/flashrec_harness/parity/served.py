@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from flashrec_harness.parity.subjects import JudgedSearcher, sent_prompt
+from flashrec_harness.parity.subjects import sent_prompt
 from flashrec_harness.references.sglang_http import SglangReference
 from flashrec_harness.references.types import Hypothesis, RankedList, SearchCase
 
@@ -19,7 +19,7 @@ _TIMEOUT_S = 120.0
 _CONNECTIONS = 4
 
 
-def served_subject(url: str) -> JudgedSearcher:
+def served_subject(url: str) -> FlashRecSubject | SglangSubject:
     """The server at ``url``, told by its ``/server_info`` to be ours or SGLang.
 
     Raises:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from flashrec.errors import ConfigError
 from flashrec_harness import hardware
 from flashrec_harness.environment import model_digest
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
@@ -14,10 +16,12 @@ from flashrec_harness.parity.answers import Absence, Answers, ask_oracle, ask_sg
 from flashrec_harness.parity.comparison import SUITE
 from flashrec_harness.parity.edge_catalogs import edge_ground
 from flashrec_harness.parity.ground import Ground, context_ground
+from flashrec_harness.parity.overview import overview
 from flashrec_harness.parity.plan import Group, Reference
 from flashrec_harness.parity.served import served_subject
 from flashrec_harness.parity.subjects import EngineSubject, JudgedSearcher
 from flashrec_harness.parity.verdicts import Bench, judge_subject, references_agree
+from flashrec_harness.planting import planted_names
 from flashrec_harness.references.hugging_face import TransformersReference
 from flashrec_harness.references.types import Tokens
 
@@ -31,29 +35,36 @@ def run(ctx: SuiteContext) -> list[Check]:
     The checkpoint of ``ctx`` is searched freely and in its own catalog, in float32 on the CPU and, where
     there is a GPU, as it is served there. Catalogs of unusual shapes come with a small checkpoint that is
     made for the run. ``ctx.url`` judges that server instead; its checkpoint and catalog must be ``ctx``'s.
+    Raises :class:`ConfigError` where ``ctx.only`` leaves nothing.
     """
     sizes = plan.QUICK if ctx.quick else plan.FULL
     ground = context_ground(ctx)
 
     def checkpoint_agenda(likely: Callable[[Tokens, int], Tokens]) -> list[Group]:
-        return plan.checkpoint_groups(ground, sizes, ctx.seed, likely)
+        return plan.narrowed(plan.checkpoint_groups(ground, sizes, ctx.seed, likely), ctx.only)
 
     subjects = _engines(ground) if ctx.url is None else [served_subject(ctx.url)]
     checks = judge(ground, checkpoint_agenda, subjects, ctx.out_dir)
     if ground.left_out:
         checks.append(Check(SUITE, "searches in the catalog", Outcome.NOT_RUN, "nothing was compared", ground.left_out))
     if ctx.url is not None:
-        return checks
+        return [*overview(checks), *checks]
     edge = edge_ground(ctx.out_dir / "edge", ctx.seed)
-    groups = plan.edge_groups(edge, sizes, ctx.seed)
-    return checks + judge(edge, lambda _: groups, _engines(edge), ctx.out_dir)
+    groups = plan.narrowed(plan.edge_groups(edge, sizes, ctx.seed), ctx.only)
+    checks += judge(edge, lambda _: groups, _engines(edge), ctx.out_dir)
+    if not checks:
+        raise ConfigError(f"--only {ctx.only}: no comparison has that in its name, as in 'float64 oracle, sid'")
+    return [*overview(checks), *checks]
 
 
 def _engines(ground: Ground) -> list[JudgedSearcher]:
-    engines: list[JudgedSearcher] = [EngineSubject(ground)]
+    """The engine here and on a GPU; its own proof at start would refuse some planted faults before they are judged."""
+    proof: dict[str, Any] = {"invariance_check": False} if planted_names() else {}
+    engines: list[JudgedSearcher] = [EngineSubject(ground, **proof)]
     gpu = hardware.visible_gpu()
     if gpu is not None:
-        engines.append(EngineSubject(ground, device="cuda", dtype="bfloat16", label=f"bfloat16 on {gpu.name}"))
+        label = f"bfloat16 on {gpu.name}"
+        engines.append(EngineSubject(ground, device="cuda", dtype="bfloat16", label=label, **proof))
     return engines
 
 
@@ -62,6 +73,8 @@ def judge(ground: Ground, agenda: Agenda, subjects: Sequence[JudgedSearcher], ou
     before = model_digest(ground.model_path)
     reference = TransformersReference(ground.model_path, ground.grammar_of)
     groups = agenda(reference.likely)
+    if not groups:
+        return []
     answers = {Reference.TRANSFORMERS: asked(reference, plan.cases_for(groups, Reference.TRANSFORMERS))}
     del reference
     ours = [_ask_subject(subject, groups) for subject in subjects]

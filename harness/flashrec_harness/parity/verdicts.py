@@ -41,11 +41,19 @@ class Bench:
 def judge_subject(bench: Bench, subject: JudgedSearcher, ours: Answers) -> list[Check]:
     """One check per group and reference."""
     tolerance = _tolerance(bench, subject, ours)
-    return [
-        _check(bench, group, reference, subject, ours, tolerance)
-        for group in bench.groups
-        for reference in group.references
-    ]
+    checks = []
+    for group in bench.groups:
+        for reference in group.references:
+            check = _check(bench, group, reference, subject, ours, tolerance)
+            check.data |= {
+                "checkpoint": bench.ground.name,
+                "search": group.title,
+                "space": str(group.space),
+                "reference": str(reference),
+                "judged": subject.label,
+            }
+            checks.append(check)
+    return checks
 
 
 def _check(

@@ -33,6 +33,10 @@ class ProcessResult:
     peak_gpu_mib: float | None
     configuration: dict[str, Any]
     pid: int
+    engine: str = ""
+    """The directory that ``flashrec`` was imported from."""
+    sweep: dict[str, Any] = field(default_factory=dict)
+    """What :func:`flashrec_harness.perf.sweep.measure_sweep` found, where the workload has one."""
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> ProcessResult:

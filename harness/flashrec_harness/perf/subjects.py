@@ -10,13 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import httpx
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flashrec_harness.load import HttpTarget
 from flashrec_harness.material import Prompt
 from flashrec_harness.outcome import SuiteContext
 from flashrec_harness.perf import profiled
 from flashrec_harness.perf.workload import Cell, Workload
+
+OPEN_CONNECTIONS = 512
+"""Connections that a client may open: the closed loop's threads bound it there, nothing in an open loop."""
 
 Outputs = dict[int, list[list[int]]]
 """Prompt number -> token ids of its beams, best first."""
@@ -64,7 +69,10 @@ def digest_outputs(outputs: Outputs) -> str:
 
 
 class EngineSubject:
-    """:class:`flashrec.Engine` in this process: lockstep waves, or a scheduler under client threads."""
+    """:class:`flashrec.Engine` in this process: lockstep waves, or a scheduler under client threads.
+
+    A request is answered when its beams' tokens and scores are arrays on the host.
+    """
 
     def __init__(self, context: SuiteContext, workload: Workload) -> None:
         from flashrec import Engine, EngineConfig
@@ -84,15 +92,18 @@ class EngineSubject:
         gc.freeze()
         self._scheduler: Scheduler | None = None
         self._requests: list[Any] = []
-        self._outputs: Outputs = {}
+        self._token_ids: dict[int, NDArray[np.int32]] = {}
         self._prompt_tokens = self._cached_tokens = 0
 
     def prepare(self, cell: Cell, prompts: Sequence[Prompt]) -> None:
         from flashrec import Request
         from flashrec.runtime.scheduler import Scheduler
 
-        self._requests = [Request(input_ids=ids, n=cell.n, max_tokens=cell.max_tokens) for ids in prompts]
-        self._outputs, self._prompt_tokens, self._cached_tokens = {}, 0, 0
+        self._requests = [
+            Request(input_ids=ids, n=cell.n, max_tokens=cell.max_tokens, rid=f"prompt-{number}")
+            for number, ids in enumerate(prompts)
+        ]
+        self._token_ids, self._prompt_tokens, self._cached_tokens = {}, 0, 0
         if cell.drive != "batch" and self._scheduler is None:
             self._scheduler = Scheduler(self._engine)
             self._scheduler.start()
@@ -103,7 +114,7 @@ class EngineSubject:
     def _keep(self, number: int, result: Any) -> None:
         self._prompt_tokens += result.prompt_tokens
         self._cached_tokens += result.cached_tokens
-        self._outputs[number % len(self._requests)] = [list(beam.token_ids) for beam in result.beams]
+        self._token_ids[number % len(self._requests)] = result.beams.arrays().token_ids
 
     def generate(self, numbers: Sequence[int]) -> None:
         wave = [self._requests[number % len(self._requests)] for number in numbers]
@@ -121,7 +132,7 @@ class EngineSubject:
         return self._cached_tokens / self._prompt_tokens if self._prompt_tokens else None
 
     def outputs_digest(self) -> str:
-        return digest_outputs(self._outputs)
+        return digest_outputs({number: tokens.tolist() for number, tokens in self._token_ids.items()})
 
     def was_profiled(self) -> bool:
         return profiled.ever()
@@ -154,8 +165,13 @@ class HttpSubject:
     def prepare(self, cell: Cell, prompts: Sequence[Prompt]) -> None:
         if self._target is not None:
             self._target.close()
+        # An open loop sends whatever is due: a request that waits for a connection would be the client's delay.
         self._target = HttpTarget(
-            self._url, prompts, n=cell.n, max_new_tokens=cell.max_tokens, concurrency=cell.concurrency
+            self._url,
+            prompts,
+            n=cell.n,
+            max_new_tokens=cell.max_tokens,
+            concurrency=max(cell.concurrency, OPEN_CONNECTIONS),
         )
 
     def round_size(self, cell: Cell) -> int:

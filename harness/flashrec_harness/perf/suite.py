@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import shlex
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flashrec.errors import ConfigError
 from flashrec_harness import baselines, environment, hardware
 from flashrec_harness.baselines import Baseline, BaselineError, MeasuredSession
 from flashrec_harness.environment import Environment
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
-from flashrec_harness.perf import judge
+from flashrec_harness.perf import history, judge, matrix, published, sweep
 from flashrec_harness.perf.measure import Measurement, RunTask, measure, run_in_child
 from flashrec_harness.perf.workload import QUICK, Workload, load_workload
+from flashrec_harness.runner import repeat_command
 
-_SESSION_FILE = "session.json"
+_TREND_FROM = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerfSettings:
     """Where baselines and reports lie, and how the workload is narrowed.
 
-    ``against`` is a git revision to decide against by paired rounds; ``run`` measures one task.
+    ``against`` is a git revision to decide against by paired rounds, ``candidate`` what is decided (default:
+    the working tree); ``run`` measures one task.
     """
 
     baselines: Path = Path("baselines")
@@ -30,7 +34,15 @@ class PerfSettings:
     beam: int | None = None
     concurrency: int | None = None
     against: str | None = None
+    candidate: str | None = None
     run: RunTask = run_in_child
+
+    @property
+    def flags(self) -> list[str]:
+        """The command line's options that choose what is judged."""
+        options = (("beam", self.beam), ("concurrency", self.concurrency))
+        revisions = (("against", self.against), ("candidate", self.candidate))
+        return [word for name, value in (*options, *revisions) if value for word in (f"--{name}", str(value))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +56,32 @@ class UpdateRequest:
 def run(
     context: SuiteContext, settings: PerfSettings | None = None, update: UpdateRequest | None = None
 ) -> list[Check]:
+    """Judge a workload, and name the command that judges the same cells against the same commit again.
+
+    Raises what :func:`judge_workload` raises.
+    """
+    settings = settings or PerfSettings()
+    checks = judge_workload(context, settings, update)
+    for check in checks:
+        check.repeat = shlex.join([*shlex.split(repeat_command("perf", context)), *settings.flags])
+    return checks
+
+
+def judge_workload(context: SuiteContext, settings: PerfSettings, update: UpdateRequest | None) -> list[Check]:
     """Measure ``context.workload`` (default ``quick``) and judge it against its stored baseline.
 
     Raises :class:`~flashrec.errors.ConfigError` for an unknown workload and
     :class:`~flashrec_harness.baselines.BaselineError` where ``update`` may not write.
     """
-    settings = settings or PerfSettings()
+    if settings.against is None and settings.candidate is not None:
+        raise ConfigError("--candidate names what is decided; --against REV names what it is decided against")
+    if settings.against is not None and update is not None:
+        raise ConfigError("--update-baseline stores plain sessions: run it without --against")
     workload = load_workload(context.workload or QUICK).narrowed(settings.beam, settings.concurrency)
     if settings.against is not None:
-        from flashrec_harness.perf.paired import run_paired
+        from flashrec_harness.perf import against
 
-        return run_paired(context, workload, settings.against)
+        return against.run(context, replace(workload, sweep=None), settings.against, settings.candidate)
     foreign_before = hardware.foreign_processes()
     with_yardstick = workload.reference_requests > 0 and context.sid_vocab_file is not None
     measurement = measure(context, workload, reference=with_yardstick, run=settings.run)
@@ -65,15 +92,33 @@ def run(
     valid = judge.validity(measurement, workload, foreign_before, one_server=context.url is not None)
     keep_session(context.out_dir, workload, where, session, valid=valid.outcome is Outcome.PASS)
     checks = [valid, *(judge.figures(cell, measurement, session) for cell in workload.cells)]
+    _add_trends(checks[1:], settings, workload, where)
+    checks += published.check(workload, session.samples, where.hard["device"])
+    checks += matrix.check(workload, session.samples)
+    checks += sweep.check([process.sweep for process in measurement.engine], workload)
     checks += [judge.resources(measurement), *_compare(settings.baselines, workload, where, session, valid)]
     if update is not None:
         checks.append(_update(settings, workload, where, update, valid))
     return checks
 
 
+def _add_trends(figures: list[Check], settings: PerfSettings, workload: Workload, where: Environment) -> None:
+    """Put each cell's throughput over the comparable stored sessions beside its figures, once there are three."""
+    every = history.sessions_of(workload.name, settings.reports, settings.baselines)
+    past = history.comparable(every, where.hard)
+    if len(past) < _TREND_FROM:
+        return
+    by_cell = {trend.cell: trend for trend in history.trends(past, ["throughput"])}
+    for check in figures:
+        trend = by_cell[check.data["cell"]]
+        check.plots.append(trend.plot())
+        check.summary += f"; over commits: {history.describe(trend)}"
+
+
 def measured_environment(context: SuiteContext, workload: Workload, measurement: Measurement) -> Environment:
     """The environment with everything that makes two measurements of a workload comparable as hard keys."""
-    prompts = {f"prompts {cell}": digest for cell, digest in measurement.engine[0].prompts.items()}
+    digests = measurement.engine[0].prompts
+    prompts = {f"cell {index} prompts": digests[cell.name] for index, cell in enumerate(workload.cells)}
     hard = workload.fingerprint() | prompts | {"entry": "http" if context.url else "in process"}
     return environment.collect(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file, hard=hard)
 
@@ -89,20 +134,17 @@ def keep_session(
         "valid": valid,
     }
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / _SESSION_FILE).write_text(json.dumps(body, indent=1, sort_keys=True), encoding="utf-8")
+    (directory / history.SESSION_FILE).write_text(json.dumps(body, indent=1, sort_keys=True), encoding="utf-8")
 
 
 def stored_sessions(reports: Path, workload: str, hard: dict[str, Any], commit: str) -> list[MeasuredSession]:
     """Valid sessions below ``reports`` of the same workload, hard environment and commit, oldest first."""
-    found = []
-    for path in sorted(reports.glob(f"*/perf/{_SESSION_FILE}")):
-        if path.parent.parent.is_symlink():
-            continue
-        body = json.loads(path.read_text(encoding="utf-8"))
-        same = body["workload"] == workload and body["environment"]["hard"] == json.loads(json.dumps(hard))
-        if body["valid"] and same and body["session"]["commit"] == commit:
-            found.append(MeasuredSession(**body["session"]))
-    return found
+    wanted = json.loads(json.dumps(hard))
+    return [
+        MeasuredSession(**body["session"])
+        for body in history.stored(workload, reports)
+        if body["environment"]["hard"] == wanted and body["session"]["commit"] == commit
+    ]
 
 
 def _compare(
@@ -113,13 +155,16 @@ def _compare(
     if valid.outcome is not Outcome.PASS:
         return [Check("perf", name, Outcome.NOT_RUN, "", reason="the measurement is not valid")]
     if not path.is_file():
+        device = where.hard["device"]
+        others = baselines.devices(directory, workload.name)
+        elsewhere = f"; device: baseline {', '.join(others)}, this run {device!r}" if others else ""
         return [
             Check(
                 "perf",
                 name,
                 Outcome.NOT_RUN,
                 f"the figures above are recorded; {baselines.MIN_SESSIONS} sessions make a baseline",
-                reason=f"no baseline for this device ({where.hard['device']}, workload {workload.name})",
+                reason=f"no baseline for this device ({device}, workload {workload.name}){elsewhere}",
             )
         ]
     try:
@@ -133,7 +178,7 @@ def _compare(
                 "perf",
                 name,
                 Outcome.NOT_RUN,
-                "not comparable: a hard key of the environment differs",
+                f"nothing was compared with {path}; measure what it holds, or give this workload a name of its own",
                 reason=f"comparison refused: {refusal}",
                 data={"refused": refusal},
             )

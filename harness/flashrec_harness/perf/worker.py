@@ -17,13 +17,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import flashrec
 from flashrec_harness.load import LoadResult, batches, closed_loop, open_loop
 from flashrec_harness.material import Material, Prompt, load_material, prompts_digest
 from flashrec_harness.outcome import SuiteContext
 from flashrec_harness.perf import profiled
 from flashrec_harness.perf.rounds import CellRounds, time_rounds
 from flashrec_harness.perf.subjects import EngineSubject, HttpSubject, Subject
+from flashrec_harness.perf.sweep import measure_sweep
 from flashrec_harness.perf.workload import Cell, Workload, from_json
+from flashrec_harness.planting import planted
 
 SubjectName = Literal["engine", "http", "transformers"]
 
@@ -105,6 +108,12 @@ def measure_cell(subject: Subject, workload: Workload, cell: Cell, prompts: list
     return found
 
 
+def _sweep(subject: Subject, workload: Workload, material: Material) -> dict[str, Any]:
+    if workload.sweep is None:
+        return {}
+    return measure_sweep(subject, workload.sweep, material.history_prompts(workload.prompts), workload.seed)
+
+
 def measure(task: Task) -> dict[str, Any]:
     """Measure every cell; plain data for ``RESULT.json``. Memory in MiB, start-up in seconds."""
     profiled.watch()
@@ -120,6 +129,7 @@ def measure(task: Task) -> dict[str, Any]:
             prompts = cell_prompts(material, workload, cell)
             digests[cell.name] = prompts_digest(prompts)
             cells[cell.name] = measure_cell(subject, workload, cell, prompts).as_json()
+        swept = _sweep(subject, workload, material) if task.subject != "transformers" else {}
         return {
             "cells": cells,
             "prompts": digests,
@@ -129,15 +139,18 @@ def measure(task: Task) -> dict[str, Any]:
             "peak_gpu_mib": subject.peak_gpu_mib(),
             "configuration": subject.configuration(),
             "pid": os.getpid(),
+            "engine": flashrec.__path__[0],
+            "sweep": swept,
         }
     finally:
         subject.close()
 
 
 def main(arguments: list[str]) -> None:
-    """Read the task, measure, write the result."""
+    """Read the task, measure with whatever faults are planted, write the result."""
     task_path, result_path = map(Path, arguments)
-    result = measure(Task(**json.loads(task_path.read_text(encoding="utf-8"))))
+    with planted():
+        result = measure(Task(**json.loads(task_path.read_text(encoding="utf-8"))))
     result_path.write_text(json.dumps(result), encoding="utf-8")
 
 

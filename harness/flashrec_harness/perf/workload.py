@@ -55,11 +55,31 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Open loops at ``shares`` of the capacity that a closed loop of ``concurrency`` clients has, for ``seconds``
+    each: how many requests of width ``n`` are answered within ``target_ms``. Reported, not compared with a baseline,
+    since its rates are the machine's own."""
+
+    n: int
+    shares: tuple[float, ...]
+    target_ms: float
+    concurrency: int = 32
+    seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not self.shares or min(self.shares) <= 0 or list(self.shares) != sorted(set(self.shares)):
+            raise ConfigError("workload: sweep: shares must be rising and above 0")
+        if not (self.target_ms > 0 and self.seconds > 0):
+            raise ConfigError("workload: sweep: target_ms and seconds must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """Cells that are measured together. ``engine`` overrides fields of ``EngineConfig``.
 
     ``prompts`` different prompts are sent in turn; a cell that is cold needs at least ``requests`` of them.
     ``reference_requests`` per round go to ``transformers`` as the yardstick of the same run; 0 leaves it out.
+    ``anchor_device`` is the GPU that the cells' published figures are of.
     """
 
     name: str
@@ -73,8 +93,12 @@ class Workload:
     seed: int = 0
     reference_requests: int = 4
     engine: Mapping[str, Any] = field(default_factory=dict)
+    anchor_device: str = ""
+    sweep: Sweep | None = None
 
     def __post_init__(self) -> None:
+        if self.sweep is not None and self.sweep.n > max((cell.n for cell in self.cells), default=0):
+            raise ConfigError(f"workload {self.name}: the sweep's n of {self.sweep.n} is wider than any cell's")
         if not self.cells:
             raise ConfigError(f"workload {self.name}: no cells")
         if self.processes < 2 or self.rounds < 2:
@@ -117,7 +141,7 @@ class Workload:
             drive="batch",
             rate=None,
         )
-        return replace(self, name=f"{self.name}-n{width}-c{at_once}", cells=(cell,))
+        return replace(self, name=f"{self.name}-n{width}-c{at_once}", cells=(cell,), sweep=None)
 
 
 def from_json(body: Mapping[str, Any]) -> Workload:
@@ -125,7 +149,10 @@ def from_json(body: Mapping[str, Any]) -> Workload:
     try:
         cells = tuple(Cell(**cell) for cell in body["cells"])
         space = ScoreSpace(body.get("score_space", ScoreSpace.SID))
-        return Workload(**{**body, "cells": cells, "score_space": space})
+        sweep = body.get("sweep")
+        if sweep is not None:
+            sweep = Sweep(**{**sweep, "shares": tuple(sweep["shares"])})
+        return Workload(**{**body, "cells": cells, "score_space": space, "sweep": sweep})
     except (TypeError, KeyError, ValueError) as error:
         raise ConfigError(f"workload {body.get('name', '?')}: {error}") from None
 

@@ -44,24 +44,48 @@ class TransformersReference:
         case = SearchCase(name="greedy", prompt=prompt, n=1, beam_width=1, max_tokens=length)
         return self.rank(case)[0].token_ids
 
+    def search_batched(self, cases: Sequence[SearchCase], batch: int) -> list[RankedList]:
+        """:meth:`search`, ``batch`` prompts of one length at a time; the cases differ in their prompts alone.
+
+        A batched product may round otherwise than one alone: for judging quality, not bits.
+        """
+        by_length: dict[int, list[int]] = {}
+        for index, case in enumerate(cases):
+            by_length.setdefault(len(case.prompt), []).append(index)
+        found: dict[int, RankedList] = {}
+        for indices in by_length.values():
+            for start in range(0, len(indices), batch):
+                part = indices[start : start + batch]
+                found.update(zip(part, self._rank_all([cases[index] for index in part]), strict=True))
+        return [found[index] for index in range(len(cases))]
+
     def rank(self, case: SearchCase) -> RankedList:
         """The ranked list of one case; illegal or missing hypotheses are left out."""
+        return self._rank_all([case])[0]
+
+    def _rank_all(self, cases: Sequence[SearchCase]) -> list[RankedList]:
+        """Cases with prompts of one length that differ in nothing else."""
+        case = cases[0]
         if case.catalog is None:
-            return self._generate(case, case.max_tokens, None)
+            return self._generate(cases, case.max_tokens, None)
         grammar = self._grammar_of(case)
         if not grammar.legal:
-            return ()
-        found = self._generate(case, grammar.steps, _allowed_tokens(grammar, len(case.prompt)))
+            return [()] * len(cases)
+        found = self._generate(cases, grammar.steps, _allowed_tokens(grammar, len(case.prompt)))
         implied = () if grammar.end is None or grammar.scored_end is not None else (grammar.end,)
-        return tuple(
-            _hypothesis((*hypothesis.token_ids, *implied), hypothesis.cumulative, case.length_penalty)
-            for hypothesis in found
-        )
+        return [
+            tuple(
+                _hypothesis((*hypothesis.token_ids, *implied), hypothesis.cumulative, case.length_penalty)
+                for hypothesis in ranked
+            )
+            for ranked in found
+        ]
 
     @torch.no_grad()
-    def _generate(self, case: SearchCase, steps: int, allowed: AllowedTokens | None) -> RankedList:
+    def _generate(self, cases: Sequence[SearchCase], steps: int, allowed: AllowedTokens | None) -> list[RankedList]:
         from transformers import GenerationConfig
 
+        case = cases[0]
         beams: dict[str, Any] = {"num_beams": case.beam_width, "num_return_sequences": case.n}
         if case.beam_width > 1:
             beams |= {"early_stopping": "never", "length_penalty": case.length_penalty}
@@ -74,24 +98,31 @@ class TransformersReference:
             renormalize_logits=case.space is ScoreSpace.CHILDREN,
             return_dict_in_generate=True,
             output_scores=True,
-            output_logits=True,
+            output_logits=case.beam_width == 1,
             **beams,
         )
-        prompt = torch.tensor([case.prompt])
+        prompts = torch.tensor([case.prompt for case in cases])
         output = self._model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
+            prompts,
+            attention_mask=torch.ones_like(prompts),
             generation_config=config,
             prefix_allowed_tokens_fn=allowed,
         )
         sequences = [self._emitted(row, case) for row in output.sequences.tolist()]
         if case.beam_width == 1:
-            return (_hypothesis(sequences[0], _greedy_sum(output, sequences[0], case), case.length_penalty),)
-        return tuple(
+            sums = [_greedy_sum(output, row, tokens, case) for row, tokens in enumerate(sequences)]
+            return [
+                (_hypothesis(tokens, total, case.length_penalty),)
+                for tokens, total in zip(sequences, sums, strict=True)
+            ]
+        ranked = [
             Hypothesis(tokens, score * len(tokens) ** case.length_penalty, score)
             for tokens, score in zip(sequences, output.sequences_scores.tolist(), strict=True)
-            if score > _IMPOSSIBLE
-        )
+        ]
+        return [
+            tuple(hypothesis for hypothesis in ranked[start : start + case.n] if hypothesis.score > _IMPOSSIBLE)
+            for start in range(0, len(ranked), case.n)
+        ]
 
     @staticmethod
     def _emitted(sequence: list[int], case: SearchCase) -> Tokens:
@@ -107,19 +138,23 @@ AllowedTokens = Callable[[int, torch.Tensor], list[int]]
 
 
 def _allowed_tokens(grammar: Grammar, prompt_length: int) -> AllowedTokens:
+    known: dict[Tokens, list[int]] = {}
+
     def allowed(_batch: int, sequence: torch.Tensor) -> list[int]:
-        children = grammar.children(tuple(sequence[prompt_length:].tolist())).tolist()
-        # `generate` refuses an empty list; a surplus row that left the catalog keeps its score of -1e9.
-        return children or [0]
+        prefix = tuple(sequence[prompt_length:].tolist())
+        if prefix not in known:
+            # `generate` refuses an empty list; a surplus row that left the catalog keeps its score of -1e9.
+            known[prefix] = grammar.children(prefix).tolist() or [0]
+        return known[prefix]
 
     return allowed
 
 
-def _greedy_sum(output: Any, tokens: Tokens, case: SearchCase) -> float:
+def _greedy_sum(output: Any, row: int, tokens: Tokens, case: SearchCase) -> float:
     """Greedy decoding reports no score: the sum of its tokens' log-probabilities."""
     steps = output.scores if case.space is ScoreSpace.CHILDREN else output.logits
     return float(
-        sum(torch.log_softmax(step[0].float(), dim=-1)[token] for step, token in zip(steps, tokens, strict=False))
+        sum(torch.log_softmax(step[row].float(), dim=-1)[token] for step, token in zip(steps, tokens, strict=False))
     )
 
 

@@ -9,19 +9,31 @@ from typing import Any
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from flashrec_harness.outcome import Check, Outcome
-from flashrec_harness.report import svg
+from flashrec_harness.outcome import Check, Outcome, worst
+from flashrec_harness.report import grid, svg
 from flashrec_harness.report.model import RunReport
 
 _TEMPLATES = ("report.html.j2", "style.css.j2", "page.html.j2")
-_ORDER = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE, Outcome.NOT_RUN, Outcome.PASS)
+_ORDER = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE, Outcome.KNOWN, Outcome.NOT_RUN, Outcome.PASS)
 _GLYPHS = {
     Outcome.PASS: "✓",
     Outcome.FAIL: "✕",
     Outcome.INCONCLUSIVE: "?",
     Outcome.INVALID: "!",
     Outcome.NOT_RUN: "–",
+    Outcome.KNOWN: "~",
 }
+
+
+_MEANINGS = {
+    Outcome.PASS: "shown to be right",
+    Outcome.FAIL: "a fault was found",
+    Outcome.INCONCLUSIVE: "measured, but the data do not decide",
+    Outcome.INVALID: "the measurement broke its own rules and says nothing",
+    Outcome.NOT_RUN: "not judged here, which is not a pass",
+    Outcome.KNOWN: "a fault that is listed, with an owner and a date",
+}
+_RED = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE)
 
 
 @lru_cache(maxsize=1)
@@ -39,11 +51,18 @@ def _environment() -> Environment:
         "slug": slug,
         "cell": format_cell,
         "plot": lambda plot: Markup(svg.render(plot)),
+        "grid": lambda one: Markup(grid.render(one)),
         "duration": format_duration,
         "is_number": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
         "is_outcome": lambda value: value in set(Outcome),
     }
-    environment.globals |= {"glyphs": _GLYPHS, "attention": needs_attention}
+    environment.globals |= {
+        "glyphs": _GLYPHS,
+        "meanings": _MEANINGS,
+        "red_outcomes": _RED,
+        "anchor": lambda check: f"{slug(check.suite)}-{slug(check.name)}",
+        "worst": lambda checks: worst(check.outcome for check in checks),
+    }
     return environment
 
 
@@ -74,9 +93,17 @@ def format_duration(seconds: float) -> str:
 
 
 def needs_attention(checks: list[Check]) -> list[Check]:
-    """What a reader must see first: everything that is neither a pass nor merely not run."""
-    quiet = (Outcome.PASS, Outcome.NOT_RUN)
-    return sorted((c for c in checks if c.outcome not in quiet), key=lambda c: _ORDER.index(c.outcome))
+    """What a reader must see first: what is red, the gravest first."""
+    return sorted((c for c in checks if c.outcome in _RED), key=lambda c: _ORDER.index(c.outcome))
+
+
+def not_judged(checks: list[Check]) -> dict[str, list[Check]]:
+    """What is not run, by its reason."""
+    found: dict[str, list[Check]] = {}
+    for check in checks:
+        if check.outcome is Outcome.NOT_RUN:
+            found.setdefault(check.reason, []).append(check)
+    return found
 
 
 def render_page(title: str, body: str, *, head: str = "") -> str:
@@ -93,6 +120,8 @@ def render(report: RunReport) -> str:
         .render(
             report=report,
             red=needs_attention(every),
+            missing=not_judged(every),
+            foreign=report.environment.info.get("other processes on the device"),
             counts=[(outcome, report.counts[outcome]) for outcome in _ORDER if report.counts[outcome]],
             tiers=[
                 ("hard", "a difference refuses a comparison", report.environment.hard),

@@ -12,6 +12,7 @@ _TAGS = {
     Outcome.INVALID: "error",
     Outcome.INCONCLUSIVE: "error",
     Outcome.NOT_RUN: "skipped",
+    Outcome.KNOWN: "skipped",
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from flashrec_harness.outcome import Check, Outcome
 from flashrec_harness.report.model import RunReport
 
@@ -11,6 +13,7 @@ _SIGNS = {
     Outcome.INCONCLUSIVE: "❔ **inconclusive**",
     Outcome.INVALID: "⚠️ **invalid**",
     Outcome.NOT_RUN: "⚪ not run",
+    Outcome.KNOWN: "🟠 known failure",
 }
 
 
@@ -30,6 +33,11 @@ def _table(checks: list[Check]) -> list[str]:
     return rows
 
 
+def _rows(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [" | ".join(["", *rows[0], ""]).strip(), "|" + "---|" * len(rows[0])]
+    return lines + [" | ".join(["", *(_cell(str(value)) for value in row.values()), ""]).strip() for row in rows]
+
+
 def render(report: RunReport) -> str:
     """``summary.md``: the verdict, one table per suite, and how to repeat what is red."""
     environment = report.environment
@@ -44,12 +52,24 @@ def render(report: RunReport) -> str:
         parts += [*_table(report.lines), ""]
     for name, checks in report.suites.items():
         parts += [f"### {name}", "", *_table(checks), ""]
+        for check in checks:
+            if check.printed and check.rows:
+                parts += [f"#### {check.name}", "", *_rows(check.rows), ""]
+    if report.known:
+        parts += ["### Known failures", "", *_rows(report.known), ""]
     red = [c for checks in report.suites.values() for c in checks if _needs_repeat(c)]
     if red:
-        parts += ["### Repeat", "", "```bash", *dict.fromkeys(check.repeat for check in red), "```", ""]
+        parts += [
+            "### Repeat",
+            "",
+            "```bash",
+            *dict.fromkeys(line for check in red for line in check.commands),
+            "```",
+            "",
+        ]
     parts += ["Repeat the whole run:", "", "```bash", report.command, "```"]
     return "\n".join(parts) + "\n"
 
 
 def _needs_repeat(check: Check) -> bool:
-    return bool(check.repeat) and check.outcome in (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE)
+    return bool(check.commands) and check.outcome in (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE)

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from flashrec_harness.environment import Commit, Environment
-from flashrec_harness.outcome import Band, Check, Outcome, Plot, Series, count, headline, worst
+from flashrec_harness.outcome import Band, Check, Grid, Outcome, Plot, Series, count, headline, worst
 
 SCHEMA = 1
 
@@ -20,7 +20,8 @@ class RunReport:
     """Everything a report shows.
 
     ``lines`` are the acceptance list's lines, each summing up suites; without them the verdict is that of
-    all ``suites``' checks. ``seconds`` is the run's wall time; ``started`` is in UTC.
+    all ``suites``' checks. ``known`` has a row per listed known failure with what became of it. ``seconds`` is the
+    run's wall time; ``started`` is in UTC.
     """
 
     run_id: str
@@ -31,6 +32,7 @@ class RunReport:
     environment: Environment
     suites: dict[str, list[Check]] = field(default_factory=dict)
     lines: list[Check] = field(default_factory=list)
+    known: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def judged(self) -> list[Check]:
@@ -62,6 +64,7 @@ class RunReport:
             self.seconds,
             self.environment,
             {suite: self.suites[suite]},
+            known=self.known,
         )
 
 
@@ -112,12 +115,14 @@ def from_json(data: bytes) -> RunReport:
         ),
         suites={name: [_check(entry) for entry in body["suites"][name]] for name in body["order"]},
         lines=[_check(entry) for entry in body["lines"]],
+        known=body.get("known", []),
     )
 
 
 def _check(entry: dict[str, Any]) -> Check:
     plots = [_plot(plot) for plot in entry.pop("plots")]
-    return Check(**(entry | {"outcome": Outcome(entry["outcome"]), "plots": plots}))
+    grids = [Grid(**grid) for grid in entry.pop("grids", [])]
+    return Check(**(entry | {"outcome": Outcome(entry["outcome"]), "plots": plots, "grids": grids}))
 
 
 def _plot(entry: dict[str, Any]) -> Plot:

@@ -18,6 +18,7 @@ _STYLES = {
     Outcome.INCONCLUSIVE: "bold yellow",
     Outcome.INVALID: "bold magenta",
     Outcome.NOT_RUN: "dim",
+    Outcome.KNOWN: "yellow",
 }
 
 
@@ -51,10 +52,15 @@ def show(report: RunReport, console: Console, *, directory: Path | None = None) 
         console.print(_checks_table("acceptance", report.lines))
     for name, checks in report.suites.items():
         console.print(_checks_table(name, checks))
+        for check in checks:
+            if check.printed and check.rows:
+                console.print(rows_table(check.name, check.rows))
+    if report.known:
+        console.print(rows_table("known failures", report.known))
     for check in (c for checks in report.suites.values() for c in checks):
-        if check.repeat and check.outcome in (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE):
+        if check.commands and check.outcome in (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE):
             console.print(f"repeat {check.suite}: {check.name}\n  ", end="", style="bold", markup=False)
-            console.print(check.repeat, markup=False, soft_wrap=True)
+            console.print("\n  ".join(check.commands), markup=False, soft_wrap=True)
     console.print(
         Text(f"{report.title}: {report.headline}", style=_STYLES[report.outcome]),
         Text(f"in {format_duration(report.seconds)}", style="dim"),

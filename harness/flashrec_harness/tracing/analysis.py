@@ -115,14 +115,17 @@ def largest_gaps(trace: RawTrace, over: Sequence[Interval], count: int = 10) -> 
     work = busy(trace)
     free = sorted((gap for window in iv.union(over) for gap in iv.gaps(work, window)), key=lambda gap: gap[0] - gap[1])
     thread = engine_thread(trace)
-    spans = [event for event in flashrec_spans(trace) if event["tid"] == thread]
-    frames = [event for event in trace.python if event["tid"] == thread]
-    return [Gap(gap[0], gap[1] - gap[0], _holder(spans, frames, gap)) for gap in free[:count]]
+    longest = free[:count]
+    spans = iv.holders([event for event in flashrec_spans(trace) if event["tid"] == thread], longest)
+    frames = iv.holders([event for event in trace.python if event["tid"] == thread], longest)
+    return [
+        Gap(start, end - start, _holder(span, frame))
+        for (start, end), span, frame in zip(longest, spans, frames, strict=True)
+    ]
 
 
-def _holder(spans: Sequence[Event], frames: Sequence[Event], gap: Interval) -> str:
-    names = [found["name"] for found in (iv.innermost(spans, gap), iv.innermost(frames, gap)) if found]
-    return _ADDRESS.sub("", " / ".join(names)) or "outside every span"
+def _holder(*events: Event | None) -> str:
+    return _ADDRESS.sub("", " / ".join(event["name"] for event in events if event)) or "outside every span"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +142,6 @@ class LaunchSummary:
         """Share of kernel time that came from graphs."""
         total = self.graphed_ms + self.eager_ms
         return self.graphed_ms / total if total else 0.0
-
-
-def _correlations(trace: RawTrace) -> dict[int, Event]:
-    return {e["args"]["correlation"]: e for e in trace.runtime if "correlation" in e.get("args", {})}
 
 
 def launches(trace: RawTrace, over: Sequence[Interval], allowed: re.Pattern[str]) -> LaunchSummary:
@@ -247,34 +246,3 @@ def top_kernels(trace: RawTrace, count: int = 15) -> list[dict[str, object]]:
         }
         for name, times in rows
     ]
-
-
-def incoherences(trace: RawTrace) -> list[str]:
-    """Rules that every whole GPU trace keeps; any broken one makes its metrics invalid.
-
-    No kernel starts before the call that launched it; all replays of a graph run the same number of
-    kernels (a graph is told by the node id of its first kernel).
-    """
-    broken = []
-    calls = _correlations(trace)
-    early = [
-        kernel["name"]
-        for kernel in trace.device
-        if (call := calls.get(kernel["args"].get("correlation", -1))) and kernel["ts"] < call["ts"]
-    ]
-    if early:
-        broken.append(f"{len(early)} kernels start before their launch, first {early[0][:60]}")
-    replays: defaultdict[int, list[Event]] = defaultdict(list)
-    for kernel in trace.device:
-        call = calls.get(kernel["args"].get("correlation", -1))
-        if call is not None and call["name"] == GRAPH_LAUNCH:
-            replays[call["args"]["correlation"]].append(kernel)
-    sizes: defaultdict[object, set[int]] = defaultdict(set)
-    for kernels in replays.values():
-        first = min(kernels, key=lambda kernel: kernel["ts"])
-        sizes[first["args"].get("graph node id")].add(len(kernels))
-    uneven = {node: counts for node, counts in sizes.items() if node is not None and len(counts) > 1}
-    if uneven:
-        node, counts = next(iter(uneven.items()))
-        broken.append(f"replays of the graph with node {node} have {sorted(counts)} kernels: events were lost")
-    return broken

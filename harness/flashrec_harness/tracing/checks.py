@@ -11,6 +11,7 @@ from pathlib import Path
 from flashrec_harness.hardware import missing_gpu_reason
 from flashrec_harness.outcome import Check, Outcome, Plot, Series
 from flashrec_harness.tracing import analysis
+from flashrec_harness.tracing.integrity import incoherences
 from flashrec_harness.tracing.kernels import KernelClass
 from flashrec_harness.tracing.reader import RawTrace, TraceError, read_trace
 
@@ -43,7 +44,7 @@ def judge_file(path: Path, expected: Expectation) -> list[Check]:
     except TraceError as error:
         reason = str(error)
         return [Check(SUITE, "trace is whole", Outcome.INVALID, "nothing else was judged", reason=reason)]
-    broken = analysis.incoherences(trace)
+    broken = incoherences(trace)
     whole = Check(
         SUITE,
         "trace is whole",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from flashrec_harness.tracing.reader import Event
@@ -48,15 +49,34 @@ def gaps(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
     return free
 
 
-def innermost(events: Sequence[Event], window: Interval) -> Event | None:
-    """The shortest event that covers most of ``window``: the frame or span that explains it."""
-    best: tuple[float, Event] | None = None
-    for event in events:
-        start, end = interval(event)
-        overlap = min(end, window[1]) - max(start, window[0])
-        if overlap > 0.5 * (window[1] - window[0]) and (best is None or event["dur"] < best[0]):
-            best = (event["dur"], event)
-    return None if best is None else best[1]
+def holders(events: Iterable[Event], windows: Sequence[Interval]) -> list[Event | None]:
+    """For each window the innermost event that covers most of it: the frame or span that explains it.
+
+    ``events`` are of one thread, where they nest.
+    """
+    found: list[Event | None] = [None] * len(windows)
+    upcoming = deque(sorted(events, key=lambda event: (event["ts"], -event["dur"])))
+    nest: list[Event] = []
+    for index in sorted(range(len(windows)), key=lambda index: sum(windows[index])):
+        low, high = windows[index]
+        middle = (low + high) / 2
+        while upcoming and upcoming[0]["ts"] <= middle:
+            event = upcoming.popleft()
+            _leave(nest, event["ts"])
+            nest.append(event)
+        _leave(nest, middle)
+        found[index] = next((event for event in reversed(nest) if _covers_most(event, low, high)), None)
+    return found
+
+
+def _leave(nest: list[Event], now: float) -> None:
+    while nest and interval(nest[-1])[1] <= now:
+        nest.pop()
+
+
+def _covers_most(event: Event, low: float, high: float) -> bool:
+    start, end = interval(event)
+    return min(end, high) - max(start, low) > 0.5 * (high - low)
 
 
 def inside(events: Iterable[Event], windows: Sequence[Interval]) -> list[Event]:

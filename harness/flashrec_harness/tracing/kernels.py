@@ -21,16 +21,17 @@ class KernelClass(StrEnum):
 _RULES: tuple[tuple[KernelClass, re.Pattern[str]], ...] = (
     (KernelClass.COPY, re.compile(r"^(Memcpy|Memset)|memcpy|memset", re.IGNORECASE)),
     # Seen on an H200 with torch 2.11: row-wise `torch._scaled_mm` is `nvjet_sm90_qqtst_*` (q: 8-bit
-    # operands), bf16 is `nvjet_sm90_tst_*`; CUTLASS shows `e4m3` only in its demangled name.
+    # operands), bf16 is `nvjet_sm90_tst_*`; CUTLASS shows `e4m3` only in its demangled name. The engine's own
+    # products are `gemm_e4m3` and `gemm_plain`.
     (
         KernelClass.FP8_GEMM,
         re.compile(
-            r"nvjet_\w*?_qq|fp8_scaled_mm|scaled_mm|e4m3.*(gemm|cutlass)|(gemm|cutlass).*e4m3|fp8\w*_?(gemm|linear)"
+            r"nvjet_\w*?_qq|^gemm_e4m3|fp8_scaled_mm|scaled_mm|e4m3.*(gemm|cutlass)|(gemm|cutlass).*e4m3|fp8\w*_?(gemm|linear)"
         ),
     ),
     (
         KernelClass.BF16_GEMM,
-        re.compile(r"nvjet_\w*?_t[sn]t|bf16.*gemm|gemm.*bf16|s16816gemm|bf16\w*_?linear"),
+        re.compile(r"nvjet_\w*?_t[sn]t|^gemm_plain|bf16.*gemm|gemm.*bf16|s16816gemm|bf16\w*_?linear"),
     ),
     (KernelClass.OTHER_GEMM, re.compile(r"nvjet|gemm|splitKreduce|cutlass.*mm", re.IGNORECASE)),
     (

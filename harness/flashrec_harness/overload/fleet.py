@@ -1,0 +1,93 @@
+"""Client processes that load a server, and what came back."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from flashrec_harness.http_client import Client
+from flashrec_harness.load import closed_loop, open_loop
+
+THREADS = 256
+"""Requests that one client process can have under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """One request: its status, how long its answer took, and when it came (seconds since the epoch)."""
+
+    status: int
+    seconds: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one client process sends: ``requests`` of ``payloads`` in turn, at ``rate`` per second or, without one,
+    from ``concurrency`` clients in a closed loop."""
+
+    url: str
+    payloads: Sequence[bytes]
+    requests: int
+    concurrency: int
+    rate: float | None
+    seed: int
+
+
+def fire(plan: Plan) -> list[Shot]:
+    """Carry a plan out."""
+    shots: list[Shot] = []
+    with Client(plan.url) as client:
+
+        def send(index: int) -> None:
+            start = time.time()
+            status = client.post("/generate", plan.payloads[index % len(plan.payloads)]).status
+            end = time.time()
+            shots.append(Shot(status, end - start, end))
+
+        if plan.rate is None:
+            closed_loop(send, plan.requests, plan.concurrency)
+        else:
+            open_loop(send, plan.requests, plan.rate, seed=plan.seed, max_in_flight=THREADS)
+    return shots
+
+
+class Fleet:
+    """Client processes that share a load evenly; one of them is this process."""
+
+    def __init__(self, url: str, payloads: Sequence[bytes], clients: int) -> None:
+        self._url, self._payloads, self._clients = url, payloads, clients
+        self._pool = None
+        if clients > 1:
+            self._pool = ProcessPoolExecutor(clients, mp_context=multiprocessing.get_context("spawn"))
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def load(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> list[Shot]:
+        """All shots of a load, in no order."""
+        share = self._clients
+        plans = [
+            Plan(
+                self._url,
+                self._payloads,
+                max(1, requests // share),
+                max(1, concurrency // share),
+                None if rate is None else rate / share,
+                seed * share + number,
+            )
+            for number in range(share)
+        ]
+        found = map(fire, plans) if self._pool is None else self._pool.map(fire, plans)
+        return [shot for shots in found for shot in shots]
+
+
+def steady_rate(shots: Sequence[Shot]) -> float:
+    """Answers (200) per second over the middle three fifths of them: without filling up and running dry."""
+    ends = sorted(shot.end for shot in shots if shot.status == 200)
+    first, last = len(ends) // 5, len(ends) - 1 - len(ends) // 5
+    return (last - first) / (ends[last] - ends[first]) if last > first and ends[last] > ends[first] else 0.0

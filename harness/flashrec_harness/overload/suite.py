@@ -1,0 +1,233 @@
+"""Measuring and judging an overload: goodput must stay near the capacity, and refusals must be quick."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+from scipy.stats import t as student
+
+from flashrec_harness import hardware
+from flashrec_harness.http_client import Client
+from flashrec_harness.load import percentile
+from flashrec_harness.material import load_material
+from flashrec_harness.outcome import Check, Outcome, Plot, Series, SuiteContext
+from flashrec_harness.overload.fleet import THREADS, Fleet, Shot, steady_rate
+from flashrec_harness.servers import flashrec_server
+
+SUITE = "overload"
+KEPT = 0.9
+"""Share of the capacity that goodput may not fall below."""
+EXCLUDED = 0.75
+"""What the interval must lie above for a pass: rounds that scatter too widely decide nothing."""
+_PROMPTS = 64
+_RANDOM_TOKENS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverloadSettings:
+    """``factor`` times the measured capacity is offered for ``seconds``, ``rounds`` times, each between two
+    measurements of the capacity. ``clients`` processes send it; ``places`` requests are held by a server that is
+    started here. ``context`` is the prompts' length in random tokens; without it they come from histories."""
+
+    factor: float = 4.0
+    n: int = 32
+    seconds: float = 10.0
+    rounds: int = 5
+    clients: int = 1
+    places: int = 64
+    context: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One overload between two capacities, in requests per second; ``offered`` as it was really sent."""
+
+    capacity_before: float
+    offered: float
+    goodput: float
+    capacity_after: float
+
+    @property
+    def ratio(self) -> float:
+        """Goodput over the capacity around it."""
+        return 2 * self.goodput / (self.capacity_before + self.capacity_after)
+
+    @property
+    def factor(self) -> float:
+        """Offered load over the capacity around it."""
+        return 2 * self.offered / (self.capacity_before + self.capacity_after)
+
+
+def run(context: SuiteContext, settings: OverloadSettings | None = None) -> list[Check]:
+    """Measure a server that is started here on ``context``'s checkpoint, or the one at ``context.url``."""
+    settings = settings or OverloadSettings()
+    material = load_material(context)
+    known = material.catalog is not None and material.sequences.is_file()
+    if settings.context is not None or not known:
+        ids = material.random_prompts(_PROMPTS, settings.context or _RANDOM_TOKENS, context.seed)
+    else:
+        ids = material.history_prompts(_PROMPTS)
+    params = {"n": settings.n, "beam_width": settings.n, "temperature": 0}
+    params |= {} if material.catalog is not None else {"max_new_tokens": 3}
+    payloads = [orjson.dumps({"input_ids": list(prompt), "sampling_params": params}) for prompt in ids]
+    with _server(context, settings) as url, Client(url) as client:
+        fleet = Fleet(url, payloads, settings.clients)
+        try:
+            rounds, shots = _rounds(fleet, _places(client, settings), settings, context.seed)
+        finally:
+            fleet.close()
+        health = client.get("/health").status
+    return [
+        _offered(rounds, shots, settings),
+        _goodput(rounds, settings),
+        _refusals(shots),
+        _nothing_else(shots, health),
+    ]
+
+
+@contextmanager
+def _server(context: SuiteContext, settings: OverloadSettings) -> Iterator[str]:
+    if context.url is not None:
+        yield context.url
+        return
+    layout = ("--sid", context.sid) if context.sid else ()
+    pool = () if hardware.has_gpu() else ("--kv-pool-tokens", "65536")
+    with flashrec_server(
+        context.model_path,
+        sid_vocab_file=context.sid_vocab_file,
+        arguments=(*layout, *pool, "--max-in-flight", str(settings.places)),
+        log_dir=context.out_dir,
+    ) as server:
+        yield server.url
+
+
+def _places(client: Client, settings: OverloadSettings) -> int:
+    """How many requests fill the server without one being refused."""
+    reply = client.get("/server_info")
+    info: dict[str, Any] = orjson.loads(reply.content) if reply.status == 200 else {}
+    return min(int(info.get("server", {}).get("max_in_flight", settings.places)), THREADS * settings.clients)
+
+
+def _rounds(fleet: Fleet, places: int, settings: OverloadSettings, seed: int) -> tuple[list[Round], list[Shot]]:
+    """The rounds, and every shot that was sent under overload."""
+    fleet.load(2 * places, places)
+    pilot = steady_rate(fleet.load(4 * places, places)) or 1.0
+
+    def capacity() -> float:
+        return steady_rate(fleet.load(max(4 * places, round(pilot * settings.seconds)), places))
+
+    capacities, rounds, overload = [capacity()], list[Round](), list[Shot]()
+    for number in range(settings.rounds):
+        rate = settings.factor * capacities[-1]
+        shots = fleet.load(round(rate * settings.seconds), places, rate, seed + number)
+        sent = sorted(shot.end - shot.seconds for shot in shots)
+        capacities.append(capacity())
+        offered = (len(sent) - 1) / (sent[-1] - sent[0])
+        rounds.append(Round(capacities[-2], offered, steady_rate(shots), capacities[-1]))
+        overload += shots
+    return rounds, overload
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean ratio, on the logarithms (Student's t)."""
+    logs = [math.log(max(value, 1e-9)) for value in values]
+    half = float(student.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    centre = statistics.mean(logs)
+    return math.exp(centre - half), math.exp(centre + half)
+
+
+def _offered(rounds: Sequence[Round], shots: Sequence[Shot], settings: OverloadSettings) -> Check:
+    reached = min(one.factor for one in rounds)
+    refused = sum(shot.status == 503 for shot in shots)
+    reasons = [f"only {reached:.2f} times the capacity was sent: use more --clients"] * (
+        reached < 0.75 * settings.factor
+    )
+    reasons += ["nothing was refused"] * (refused == 0)
+    return Check(
+        SUITE,
+        "the load was an overload",
+        Outcome.INVALID if reasons else Outcome.PASS,
+        f"{len(shots)} requests in {len(rounds)} rounds at {reached:.2f} times the capacity or more, n = {settings.n}, "
+        f"{settings.clients} client process(es); {refused} refused",
+        reason="; ".join(reasons),
+        data={"settings": asdict(settings)},
+    )
+
+
+def _goodput(rounds: Sequence[Round], settings: OverloadSettings) -> Check:
+    ratios = [one.ratio for one in rounds]
+    centre = statistics.median(ratios)
+    low, high = interval(ratios)
+    outcome = Outcome.INCONCLUSIVE
+    if high < KEPT:
+        outcome = Outcome.FAIL
+    elif centre >= KEPT and low >= EXCLUDED:
+        outcome = Outcome.PASS
+    numbers = list(range(len(rounds)))
+    return Check(
+        SUITE,
+        f"goodput at {settings.factor:g} times the capacity",
+        outcome,
+        f"{centre:.3f} of the capacity (median of {len(rounds)} rounds, 95 % interval of the mean {low:.3f} to "
+        f"{high:.3f}; at least {KEPT:g} wanted); capacity "
+        f"{statistics.median(one.capacity_before for one in rounds):.4g} req/s",
+        reason="" if outcome is Outcome.PASS else f"goodput is {centre:.3f} of the capacity, {low:.3f} to {high:.3f}",
+        rows=[
+            {"round": number + 1, **{name: round(value, 2) for name, value in asdict(one).items()}, "ratio": one.ratio}
+            for number, one in enumerate(rounds)
+        ],
+        data={"ratios": ratios},
+        printed=True,
+        plots=[
+            Plot(
+                title="requests per second",
+                x_label="round",
+                y_label="requests/s",
+                series=[
+                    Series("offered", numbers, [one.offered for one in rounds]),
+                    Series("goodput", numbers, [one.goodput for one in rounds]),
+                    Series("capacity before", numbers, [one.capacity_before for one in rounds]),
+                ],
+                x_ticks=[str(number + 1) for number in numbers],
+            )
+        ],
+    )
+
+
+def _refusals(shots: Sequence[Shot]) -> Check:
+    """A refusal is worth something only if it comes long before an answer would."""
+    refused = [1e3 * shot.seconds for shot in shots if shot.status == 503]
+    served = [1e3 * shot.seconds for shot in shots if shot.status == 200]
+    name = "refusals are quick"
+    if not refused or not served:
+        return Check(SUITE, name, Outcome.NOT_RUN, "", reason="nothing was refused, or nothing served")
+    p99, usual = percentile(refused, 99), percentile(served, 50)
+    return Check(
+        SUITE,
+        name,
+        Outcome.PASS if p99 <= usual / 2 else Outcome.FAIL,
+        f"a 503 takes {percentile(refused, 50):.1f} ms (p50), {p99:.1f} ms (p99); an answer {usual:.0f} ms (p50), "
+        f"{percentile(served, 99):.0f} ms (p99)",
+        reason="" if p99 <= usual / 2 else "a 503 takes more than half as long as an answer",
+        data={"refused_p99_ms": p99, "served_p50_ms": usual},
+    )
+
+
+def _nothing_else(shots: Sequence[Shot], health: int) -> Check:
+    statuses = Counter(shot.status for shot in shots)
+    strange = {status: count for status, count in statuses.items() if status not in (200, 503)}
+    bad = bool(strange) or health != 200
+    return Check(
+        SUITE,
+        "nothing but answers and 503",
+        Outcome.FAIL if bad else Outcome.PASS,
+        f"statuses {dict(sorted(statuses.items()))}; /health afterwards {health}",
+        reason=f"other statuses {strange}, health {health}" if bad else "",
+    )

@@ -1,0 +1,50 @@
+"""Commands that read what a run left behind: ``show``, ``compare`` and ``repro``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from flashrec_harness.outcome import ExitCode, exit_code
+from flashrec_harness.report import terminal
+from flashrec_harness.report.model import load
+
+_console = Console()
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="A run's directory or results.json.")] = Path("reports") / "latest",
+) -> None:
+    """Print a report in the terminal."""
+    report = load(run)
+    terminal.show(report, _console, directory=run if run.is_dir() else run.parent)
+    raise typer.Exit(exit_code(report.judged))
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="The older run.")],
+    after: Annotated[Path, typer.Argument(help="The newer run.")],
+) -> None:
+    """What changed between two runs: environment, outcomes, figures."""
+    from flashrec_harness.report import comparison
+
+    raise typer.Exit(comparison.show(load(before), load(after), _console))
+
+
+def repro(
+    file: Annotated[Path, typer.Argument(help="A bundle that a suite saved.", exists=True)],
+) -> None:
+    """Replay a failing request. Exit code 1 while it still differs from the reference (or from itself)."""
+    from flashrec_harness import repro as bundles
+
+    bundle = bundles.load_bundle(file)
+    again = bundles.replay(bundle)
+    rows = bundles.compare(bundle, again)
+    _console.print(f"{bundle.suite}: {bundle.reason}", markup=False)
+    _console.print(terminal.rows_table("beams", rows))
+    as_then = [dict(beam) for beam in bundle.observed] == again
+    _console.print(f"the bits observed then: {'the same again' if as_then else 'different now'}", markup=False)
+    raise typer.Exit(ExitCode.OK if all(row["same"] for row in rows) else ExitCode.FAILED)

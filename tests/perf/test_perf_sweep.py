@@ -1,0 +1,94 @@
+"""The sweep of arrival rates: where the knee is, and what the report says of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from simulated_engine import workload
+
+from flashrec.errors import ConfigError
+from flashrec_harness.outcome import Outcome
+from flashrec_harness.perf.sweep import Point, check, measure_sweep
+from flashrec_harness.perf.workload import Cell, Sweep, from_json, load_workload
+
+SERVICE_S = 0.008
+
+
+class OneServer:
+    """Answers one request at a time, in 8 ms: at most 125 a second, whatever arrives."""
+
+    def __init__(self) -> None:
+        self._busy = threading.Lock()
+        self.cells: list[Cell] = []
+
+    def prepare(self, cell: Cell, _: Sequence[Any]) -> None:
+        self.cells.append(cell)
+
+    def send(self, _: int) -> None:
+        with self._busy:
+            time.sleep(SERVICE_S)
+
+
+def test_the_knee_of_a_queue_lies_at_its_capacity() -> None:
+    sweep = Sweep(n=10, shares=(0.2, 1.6), target_ms=80.0, concurrency=4, seconds=1.0)
+    found = measure_sweep(OneServer(), sweep, [(1,)], seed=0)  # type: ignore[arg-type]
+    below, above = (Point(**point) for point in found["points"])
+    assert found["capacity"] < 1 / SERVICE_S
+    assert below.rate == pytest.approx(0.2 * found["capacity"])
+    assert below.p99_ms < 80 < above.p99_ms
+    assert below.goodput == pytest.approx(below.throughput)
+    assert above.goodput < 0.6 * above.rate
+    assert above.throughput < 1 / SERVICE_S
+
+
+def found_in(*processes: list[Point]) -> list[dict[str, Any]]:
+    return [{"capacity": 100.0, "points": [asdict(point) for point in points]} for points in processes]
+
+
+def point(share: float, p99_ms: float, goodput: float, failures: int = 0) -> Point:
+    return Point(share, 100 * share, 100 * share, goodput, p99_ms / 2, p99_ms, failures)
+
+
+def test_the_report_names_the_highest_rate_that_keeps_the_target() -> None:
+    sweep = Sweep(n=10, shares=(0.5, 0.8, 1.0), target_ms=100.0)
+    runs = found_in(
+        [point(0.5, 20, 50), point(0.8, 90, 79), point(1.0, 300, 60)],
+        [point(0.5, 22, 50), point(0.8, 95, 78), point(1.0, 500, 40)],
+        [point(0.5, 21, 50), point(0.8, 300, 30), point(1.0, 400, 50)],
+    )
+    (found,) = check(runs, workload(sweep=sweep))
+    assert found.outcome is Outcome.PASS
+    assert "p99 stays within 100 ms up to 80 arrivals/s, 80% of the closed loop's 100 req/s" in found.summary
+    assert [row["p99 ms"] for row in found.rows] == [21, 95, 400]
+    assert [row["within 100 ms/s"] for row in found.rows] == [50, 78, 50]
+    assert [plot.title for plot in found.plots] == ["goodput over arrival rate", "latency over arrival rate"]
+
+
+def test_a_rate_with_a_failed_request_keeps_nothing() -> None:
+    sweep = Sweep(n=10, shares=(0.5, 0.8), target_ms=100.0)
+    (found,) = check(found_in([point(0.5, 20, 50), point(0.8, 20, 80, failures=1)]), workload(sweep=sweep))
+    assert "up to 50 arrivals/s" in found.summary
+    (none,) = check(found_in([point(0.5, 200, 0), point(0.8, 300, 0)]), workload(sweep=sweep))
+    assert "above 100 ms at every rate" in none.summary
+
+
+def test_a_workload_without_a_sweep_reports_none() -> None:
+    assert check(found_in([point(0.5, 20, 50)]), workload()) == []
+
+
+def test_sweeps_in_workload_files() -> None:
+    serving = load_workload("serving")
+    assert serving.sweep is not None
+    assert from_json(asdict(serving)) == serving
+    assert serving.narrowed(5, None).sweep is None
+    assert serving.fingerprint() == load_workload("serving").fingerprint()
+    for wrong in ({"shares": ()}, {"shares": (0.5, 0.2)}, {"shares": (0.0, 0.2)}, {"target_ms": 0.0}):
+        with pytest.raises(ConfigError, match="sweep"):
+            Sweep(**({"n": 10, "shares": (0.5,), "target_ms": 100.0} | wrong))
+    with pytest.raises(ConfigError, match="wider than any cell"):
+        workload(sweep=Sweep(n=11, shares=(0.5,), target_ms=1.0))
