@@ -29,7 +29,7 @@ SHOWN_IN_ONE_PROCESS = (
     "filters-of-the-first",
     "id-keyed-cache",
     "last-catalog-for-all",
-    "noise-on-greedy",
+    "noise-by-row",
     "page-leak-on-cancel",
     "parents-off-by-one",
     "positions-restart-in-chunk",

@@ -65,7 +65,7 @@ def test_the_report_names_the_highest_rate_that_keeps_the_target() -> None:
     assert found.outcome is Outcome.PASS
     assert "p99 stays within 100 ms up to 80 arrivals/s, 80% of the closed loop's 100 req/s" in found.summary
     assert [row["p99 ms"] for row in found.rows] == [21, 95, 400]
-    assert [row["within 100 ms/s"] for row in found.rows] == [50, 78, 50]
+    assert [row["good/s (100 ms)"] for row in found.rows] == [50, 78, 50]
     assert [plot.title for plot in found.plots] == ["goodput over arrival rate", "latency over arrival rate"]
 
 

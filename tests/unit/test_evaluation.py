@@ -111,6 +111,10 @@ def test_beams_that_are_no_item_keep_their_place_and_repeated_ones_count(test_se
     found = figures(Answers("x", False, [row, *rest], 0.0), test_set, 5)
     assert (found.per_sid["HR@3"][0], found.per_sid["HR@5"][0]) == (0, 1)
     assert found.per_sid["NDCG@5"][0] == pytest.approx(1 / math.log2(3 + 2))
+    before = (
+        len(test_set.catalog.items_of(legal[0])) + 1 + test_set.catalog.items_of(target).index(test_set.items[0][0])
+    )
+    assert found.per_item["NDCG@5"][0] == pytest.approx(1 / math.log2(before + 2) if before < 5 else 0)
     assert found.invalid_rate == pytest.approx(1 / (4 * USERS))
     assert found.duplicate_rate == pytest.approx(1 / (4 * USERS))
 

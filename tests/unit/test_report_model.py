@@ -22,6 +22,12 @@ def test_json_round_trip_keeps_everything() -> None:
     assert list(again.suites) == ["perf", "parity"], "suites keep the order they ran in"
 
 
+def test_a_tables_columns_keep_their_order() -> None:
+    check = Check("parity", "c", Outcome.PASS, "s", rows=[{"n": 4, "lists": 2, "equal": 2}])
+    loaded = model.from_json(model.to_json(report({"parity": [check]})))
+    assert list(loaded.suites["parity"][0].rows[0]) == ["n", "lists", "equal"]
+
+
 def test_json_takes_paths_numpy_and_sets() -> None:
     values = {"path": Path("a/b"), "array": np.arange(3), "set": {2, 1}, 7: "key"}
     check = Check("perf", "c", Outcome.PASS, "s", data=values)

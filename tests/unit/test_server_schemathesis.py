@@ -35,7 +35,17 @@ from flashrec.server.config import ServerConfig
 
 SHOP = Path("engine/flashrec/assets/tiny-shop")
 ITEMS = ("P2208", "P0331", "P1918", "P1079")
-OPTIONAL = ("beam_width", "max_tokens", "max_completion_tokens", "max_new_tokens", "best_of", "model", "timeout", "rid")
+OPTIONAL = (
+    "beam_width",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_new_tokens",
+    "best_of",
+    "model",
+    "timeout",
+    "rid",
+    "catalog",
+)
 """Fields whose valid values depend on the server and on each other."""
 HANG_S = 20.0
 CHECKS = [
@@ -187,7 +197,7 @@ def test_the_document_is_what_the_server_does(shop: Running, examples: int) -> N
     assert found.sent >= 8 * examples  # 2,000 in the nightly form
     for label in ("POST /generate", "POST /v1/chat/completions", "POST /v1/completions", "POST /v1/recommend"):
         served = found.statuses[label, "positive"]
-        assert served[200] >= served.total() / 2, f"{label}: too few reached the engine: {served}"
+        assert served[200] >= served.total() / 3, f"{label}: too few reached the engine: {served}"
     assert shop.client.get("/health").status_code == 200
     assert_nothing_held(shop)
     assert answer_of(shop) == before

@@ -75,7 +75,8 @@ class StringIndex:
     """The positions of a table's strings by bucket, a bucket being the leading bits of their hash.
 
     ``start``: int32 ``[buckets + 1]``; bucket ``b`` is ``order[start[b]:start[b + 1]]``, ascending. ``order``:
-    int32 ``[strings]``. 20 million strings take 6.2 s and 147 MB (one core of a server CPU beside other work, 2026-11-30).
+    int32 ``[strings]``. 20 million strings take 6.2 s and 147 MB (one core of a server CPU beside other work,
+    2026-11-30).
     """
 
     start: NDArray[np.int32]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -36,10 +37,10 @@ def parents_off_by_one_at_one_width() -> Iterator[None]:
 @fault("illegal-sid", parity("sid"))
 def illegal_sid() -> Iterator[None]:
     """The first answer of every request has its first two tokens exchanged: no semantic ID of any catalog."""
-    real = WaveBeams._token_ids.func
+    real: Any = vars(WaveBeams)["_token_ids"]
 
     def exchanged(self: WaveBeams) -> NDArray[np.int32]:
-        tokens = real(self).copy()
+        tokens: NDArray[np.int32] = real.func(self).copy()
         firsts = [start for start, end in itertools.pairwise([0, *self._ends]) if end > start]
         tokens[firsts, :2] = tokens[firsts, 1::-1]
         return tokens

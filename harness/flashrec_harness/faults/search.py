@@ -94,15 +94,14 @@ def _ranks(change: Any) -> Any:
     return mock.patch("flashrec.search.expand.order_key", order_key)
 
 
-@fault("noise-on-greedy", axis="sampling", tensor="tokens")
-def noise_on_greedy() -> Iterator[None]:
-    """In a wave that samples, requests at temperature 0 are ranked with noise as well."""
+@fault("noise-by-row", axis="sampling", tensor="tokens")
+def noise_by_row() -> Iterator[None]:
+    """A sampled request's noise follows from its rows in the wave as well as from its seed."""
     real = expand._perturb
 
-    def perturb(picked: torch.Tensor, score: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        ranked, phi = real(picked, score, *arguments)
-        noise = torch.rand(score.shape, device=score.device)
-        return torch.where(ranked == score, score - noise, ranked), phi
+    def perturb(picked: torch.Tensor, score: torch.Tensor, node_keys: torch.Tensor, *rest: Any) -> Any:
+        row = torch.arange(len(node_keys), device=node_keys.device).unsqueeze(1)
+        return real(picked, score, node_keys ^ row, *rest)
 
     with mock.patch.object(expand, "_perturb", perturb):
         yield

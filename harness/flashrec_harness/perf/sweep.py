@@ -102,7 +102,7 @@ def _row(point: Point, sweep: Sweep) -> dict[str, Any]:
         "share of capacity": f"{point.share:.0%}",
         "arrivals/s": round(point.rate, 2),
         "answered/s": round(point.throughput, 2),
-        f"within {sweep.target_ms:g} ms/s": round(point.goodput, 2),
+        f"good/s ({sweep.target_ms:g} ms)": round(point.goodput, 2),
         "p50 ms": round(point.p50_ms, 2),
         "p99 ms": round(point.p99_ms, 2),
         "p99 kept": "yes" if point.p99_ms <= sweep.target_ms else "no",

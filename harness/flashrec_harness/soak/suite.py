@@ -226,14 +226,15 @@ def _flat(memory: Memory, settings: SoakSettings, pid: int | None) -> Check:
         return Check(SUITE, name, Outcome.NOT_RUN, f"{len(memory.mib)} samples", reason=reason)
     first, last = memory.growth(settings.warm_up_s)
     change = last / first - 1
+    floor = memory.growth(settings.warm_up_s, 0.1)
     return Check(
         SUITE,
         name,
         Outcome.PASS if change <= FLAT else Outcome.FAIL,
         f"resident {first:.1f} MiB in the first fifth after a warm-up of {settings.warm_up_s:g} s, {last:.1f} in the "
-        f"last: {change:+.2%}; {len(memory.mib)} samples",
+        f"last: {change:+.2%} (medians; floors {floor[0]:.1f} and {floor[1]:.1f}); {len(memory.mib)} samples",
         reason="" if change <= FLAT else f"resident memory grew by {change:.2%}",
-        data={"first_mib": first, "last_mib": last, "warm_up_s": settings.warm_up_s},
+        data={"first_mib": first, "last_mib": last, "floors_mib": floor, "warm_up_s": settings.warm_up_s},
         plots=[
             Plot(
                 title="resident memory of the server",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import psutil
 
 from flashrec_harness.http_client import Client, json_of
+from flashrec_harness.load import percentile
 
 _SETTLE_S = 60.0
 SAMPLE_S = 1.0
@@ -69,11 +69,12 @@ class Memory:
     seconds: list[float] = field(default_factory=list)
     mib: list[float] = field(default_factory=list)
 
-    def growth(self, warm_up_s: float) -> tuple[float, float]:
-        """Medians of the first and the last fifth of the samples after ``warm_up_s``."""
+    def growth(self, warm_up_s: float, quantile: float = 0.5) -> tuple[float, float]:
+        """A quantile (0.5: the median; 0.1: the floor below what comes and goes) of the first and of the last fifth of
+        the samples after ``warm_up_s``."""
         late = [mib for second, mib in zip(self.seconds, self.mib, strict=True) if second >= warm_up_s]
         fifth = max(1, len(late) // 5)
-        return statistics.median(late[:fifth]), statistics.median(late[-fifth:])
+        return percentile(late[:fifth], 100 * quantile), percentile(late[-fifth:], 100 * quantile)
 
 
 @contextmanager
