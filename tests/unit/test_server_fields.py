@@ -153,6 +153,18 @@ def test_a_sampling_field_with_a_wrong_or_loud_value_is_refused(shop: Running, n
     assert (response.status_code, error_of(response)["param"]) == (400, f"sampling_params.{name}")
 
 
+NOT_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1E400", "0x1", "1_0", "+1", "01", ".5", "nan"]
+
+
+@pytest.mark.parametrize("text", NOT_NUMBERS)
+@pytest.mark.parametrize("field", ["temperature", "timeout", "length_penalty", "n", "max_tokens", "seed"])
+def test_what_is_no_finite_number_is_refused_in_every_numeric_field(shop: Running, field: str, text: str) -> None:
+    body = b'{"prompt": "x", "%s": %s}' % (field.encode(), text.encode())
+    response = shop.raw("/v1/completions", body)
+    assert response.status_code == 400, response.text
+    assert error_of(response)["code"] in {"malformed_json", "invalid_value"}
+
+
 def test_the_client_as_a_user_holds_it(shop: Running) -> None:
     """Chat with a developer message and text parts, completions, streams with usage, models, and an error's class."""
     import openai
