@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -78,7 +79,13 @@ def faults(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """All tests: units, and each suite's own tests with its negative controls."""
-    _python(session, "-m", "pytest", *session.posargs)
+    _python(session, "-m", "pytest", *_workers(), *session.posargs)
+
+
+def _workers() -> tuple[str, ...]:
+    """pytest-xdist's workers: up to four on a CPU, file by file; none beside a GPU, which they would share."""
+    count = min(4, os.cpu_count() or 1)
+    return () if shutil.which("nvidia-smi") or count == 1 else ("-n", str(count), "--dist", "loadfile")
 
 
 @nox.session

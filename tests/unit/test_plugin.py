@@ -134,7 +134,8 @@ def test_each_xdist_worker_has_its_own_gpu_before_torch_is_imported(
     driver.write_text(FAKE_DRIVER)
     driver.chmod(0o755)
     monkeypatch.setenv("PATH", f"{pytester.path}:/usr/bin:/bin")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("CUDA_VISIBLE_DEVICES", *(name for name in os.environ if name.startswith("PYTEST_XDIST"))):
+        monkeypatch.delenv(name, raising=False)
     pytester.makeconftest(CONFTEST.read_text(encoding="utf-8"))
     pytester.makepyfile(PINNED_TEST)
     result = pytester.runpytest_subprocess("-q", "-n", "2", "--dist", "each")
