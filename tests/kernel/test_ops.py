@@ -92,5 +92,12 @@ def test_products_that_differ_in_a_bit_are_not_mixed(monkeypatch: pytest.MonkeyP
     assert "[16, 48]" in choice.reason
 
 
+def test_a_weight_of_an_odd_size_leaves_scaled_mm_out() -> None:
+    kernel, choice = ops._fp8_product(CPU, [(32, 64), (100, 64)])
+    assert kernel is ops.linear_fp8_triton
+    assert choice.implementation == "triton"
+    assert "[100, 64]" in choice.reason
+
+
 def _off_by_a_bit(*operands: Any) -> torch.Tensor:
     return torch.nextafter(linear_fp8(*operands), torch.tensor(torch.inf, dtype=torch.bfloat16))

@@ -127,7 +127,13 @@ SMALL = f"{TRITON} for small products, else"
 
 
 def _fp8_product(device: torch.device, weights: Sequence[tuple[int, int]]) -> tuple[Kernel, Choice]:
-    """Triton for small products and ``torch._scaled_mm`` for large, where they agree to the bit; else the latter."""
+    """Triton for small products and ``torch._scaled_mm`` for large, where they agree to the bit; else the latter.
+
+    Sizes that ``_scaled_mm`` does not take are Triton's alone.
+    """
+    odd = next((weight for weight in weights if weight[0] % 16 or weight[1] % 16), None)
+    if odd is not None:
+        return linear_fp8_triton, Choice(TRITON, f"{SCALED_MM} takes multiples of 16, not a {list(odd)} weight")
     different = first_difference(linear_fp8_triton, linear_fp8_scaled_mm, weights, device, fp8=True)
     if different is not None:
         return linear_fp8_scaled_mm, Choice(SCALED_MM, f"Triton gives other bits on this device: {different}")
