@@ -39,6 +39,9 @@ class RequestError(FlashRecError):
         self.field = field
         self.message = message
 
+    def __reduce__(self) -> tuple[type[RequestError], tuple[str, str]]:
+        return type(self), (self.field, self.message)
+
 
 class QueueFullError(FlashRecError):
     """The scheduler's queue is full; servers answer 503 with ``Retry-After``."""

@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import re
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity
 
 from flashrec.errors import FlashRecError, RequestError
-from flashrec.torch_trace import start_recording, write_trace
+from flashrec.torch_trace import Span, start_recording, write_trace
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +50,19 @@ class trace_range:  # noqa: N801 - used as a function: ``with trace_range("flash
     across an ``await``: ranges nest per thread.
     """
 
-    __slots__ = ("_name", "_record")
+    __slots__ = ("_name", "_record", "_start")
+
+    watch: ClassVar[Callable[[Span], None] | None] = None
+    """Where spans go as well, while another process records: see :meth:`Profiler.add`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._record: autograd_profiler.record_function | None = None
+        self._start = 0
 
     def __enter__(self) -> None:
+        if trace_range.watch is not None:
+            self._start = time.time_ns()
         if autograd_profiler._is_profiler_enabled:
             self._record = autograd_profiler.record_function(self._name)
             self._record.__enter__()
@@ -69,6 +77,9 @@ class trace_range:  # noqa: N801 - used as a function: ``with trace_range("flash
         if self._record is not None:
             self._record.__exit__(kind, error, trace)
             self._record = None
+        watch = trace_range.watch
+        if watch is not None and self._start:
+            watch(Span(self._name, os.getpid(), threading.get_native_id(), self._start, time.time_ns()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +154,7 @@ class Profiler:
         self._flushes: list[threading.Thread] = []
         self._files: list[Path] = []
         self._error: str | None = None
+        self._added: list[Span] = []
 
     @property
     def state(self) -> State:
@@ -178,6 +190,11 @@ class Profiler:
         self._first_pass = None
         if options.start_step is None or options.start_step <= self.forward_passes + 1:
             self._begin("prefill" if options.profile_by_stage else None)
+
+    def add(self, span: Span) -> None:
+        """Show what another process did, in the capture that runs; from any thread."""
+        if self._recording is not None:
+            self._added.append(span)
 
     def stop(self) -> None:
         """End the capture and write its file in the background. Nothing running: nothing to do."""
@@ -237,6 +254,7 @@ class Profiler:
         assert self._recording is not None
         assert self._options is not None
         recording, self._recording = self._recording, None
+        spans, self._added = self._added, []
         try:
             recording.stop()
         except (RuntimeError, UnicodeDecodeError) as error:
@@ -246,14 +264,14 @@ class Profiler:
         self._files.append(path)
         self._flushes = [thread for thread in self._flushes if thread.is_alive()]
         # Not a daemon: a process that ends meanwhile waits for its trace instead of truncating it.
-        thread = threading.Thread(target=self._flush, args=(recording, path), name="flashrec-trace-flush")
+        thread = threading.Thread(target=self._flush, args=(recording, path, spans), name="flashrec-trace-flush")
         self._flushes.append(thread)
         thread.start()
 
-    def _flush(self, recording: torch.profiler.profile, path: Path) -> None:
+    def _flush(self, recording: torch.profiler.profile, path: Path, spans: list[Span]) -> None:
         try:
-            write_trace(recording, path)
-        except (OSError, RuntimeError) as error:
+            write_trace(recording, path, spans)
+        except (OSError, RuntimeError, ValueError) as error:
             self._error = f"{path.name}: {error}"
             logger.error("trace not written: %s", self._error)
 

@@ -73,11 +73,12 @@ class Beam(NamedTuple):
 
 class BeamArrays(NamedTuple):
     """A request's beams as arrays, best first: ``token_ids`` int32 [n, length], ``cumulative_logprob`` and ``score``
-    float32 [n]."""
+    float32 [n], and ``ranks`` int32 [n], their rows in the catalog."""
 
     token_ids: NDArray[np.int32]
     cumulative_logprob: NDArray[np.float32]
     score: NDArray[np.float32]
+    ranks: NDArray[np.int32]
 
 
 class LazyBeams(Sequence[Beam]):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flashrec_harness.faults import Catch, Fault
 
 SUITE = "faults"
-SUITES = ("kernel", "parity", "determinism", "perf", "trace")
+SUITES = ("kernel", "parity", "determinism", "perf", "trace", "soak", "overload")
 SIDE_BY_SIDE = ("kernel", "parity")
 """One process each, and nothing in their verdicts depends on a neighbour: two cores run both, but not one GPU."""
 _TIMEOUT_S = 1200.0

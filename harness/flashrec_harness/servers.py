@@ -119,7 +119,7 @@ def flashrec_server(
 
     def command(port: int) -> Sequence[str]:
         address = ("--host", "127.0.0.1", "--port", str(port))
-        module = ("flashrec_harness.faults", "flashrec") if planted_names() else ("flashrec",)
+        module = ("flashrec_harness.faults.child", "flashrec") if planted_names() else ("flashrec",)
         serve = (sys.executable, "-m", *module, "serve", "--model-path", str(model_path))
         return (*serve, *catalog, *address, *arguments)
 

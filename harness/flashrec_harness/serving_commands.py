@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,14 +33,19 @@ def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -
         sid: opt.Sid = None,
         sequences: opt.Sequences = None,
         url: opt.Url = None,
-        minutes: Annotated[float, typer.Option("--minutes", min=0.05, help="Length of the load.")] = 20.0,
-        concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Clients at once.")] = 8,
+        minutes: Annotated[
+            float | None, typer.Option("--minutes", min=0.05, help="Length of the load. Default: 20; --quick: 0.75.")
+        ] = None,
+        concurrency: Annotated[
+            int | None, typer.Option("--concurrency", min=1, help="Clients at once. Default: 8.")
+        ] = None,
         without: Annotated[
             list[str] | None,
             typer.Option(
                 "--without", help="Leave out: cancel, deadline, mistake, flush or reload.", show_default=False
             ),
         ] = None,
+        quick: opt.Quick = False,
         require_gpu: opt.RequireGpu = False,
         seed: opt.Seed = 0,
         strict: opt.Strict = False,
@@ -49,8 +55,9 @@ def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -
         """Minutes of mixed load on a server: nothing may be wrong, leak or grow."""
         from flashrec_harness.soak import SoakSettings, suite
 
-        settings = SoakSettings(minutes=minutes, concurrency=concurrency, without=tuple(without or ()))
-        context = make_context(model_path, sid_vocab_file, sid, sequences, url, False, require_gpu, seed)
+        base = suite.QUICK if quick else SoakSettings()
+        settings = replace(base, **_given(minutes=minutes, concurrency=concurrency), without=tuple(without or ()))
+        context = make_context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed)
         judge("soak", context, reports_dir, strict, lambda ctx: suite.run(ctx, settings))
 
     @app.command()
@@ -61,16 +68,40 @@ def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -
         sequences: opt.Sequences = None,
         url: opt.Url = None,
         factor: Annotated[float, typer.Option("--factor", min=1.5, help="Times the capacity.")] = 4.0,
-        beam: Annotated[int, typer.Option("--beam", min=1, help="Beams of each request.")] = 32,
+        beam: Annotated[
+            int | None, typer.Option("--beam", min=1, help="Beams of each request. Default: 32; --quick: 16.")
+        ] = None,
         prompt: Annotated[
             int | None, typer.Option("--context", min=1, help="Prompts of so many random tokens. Default: histories.")
         ] = None,
         places: Annotated[
-            int, typer.Option("--places", min=2, help="Requests that a server started here holds at once.")
-        ] = 64,
-        seconds: Annotated[float, typer.Option("--seconds", min=1.0, help="Length of one measurement.")] = 10.0,
-        rounds: Annotated[int, typer.Option("--rounds", min=2, help="Overloads, each between two capacities.")] = 5,
+            int | None,
+            typer.Option(
+                "--places", min=2, help="Requests that a server started here holds at once. Default: 64; --quick: 24."
+            ),
+        ] = None,
+        seconds: Annotated[
+            float | None,
+            typer.Option(
+                "--seconds",
+                min=0.5,
+                help="Length of a measured capacity, and half of an overload. Default: 5; --quick: 1.5.",
+            ),
+        ] = None,
+        rounds: Annotated[
+            int | None,
+            typer.Option(
+                "--rounds",
+                min=2,
+                help="Overloads, each between two capacities, before each look. Default: 5; --quick: 3.",
+            ),
+        ] = None,
+        looks: Annotated[
+            int | None,
+            typer.Option("--looks", min=1, help="Looks until it is decided, at most. Default: 4; --quick: 3."),
+        ] = None,
         clients: Annotated[int, typer.Option("--clients", min=1, help="Processes that send.")] = 1,
+        quick: opt.Quick = False,
         require_gpu: opt.RequireGpu = False,
         seed: opt.Seed = 0,
         strict: opt.Strict = False,
@@ -80,8 +111,13 @@ def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -
         """A multiple of a server's capacity: goodput must stay, and refusals must be quick."""
         from flashrec_harness.overload import OverloadSettings, suite
 
-        settings = OverloadSettings(
-            factor=factor, n=beam, seconds=seconds, rounds=rounds, clients=clients, places=places, context=prompt
-        )
-        context = make_context(model_path, sid_vocab_file, sid, sequences, url, False, require_gpu, seed)
+        base = suite.QUICK if quick else OverloadSettings()
+        given = _given(n=beam, context=prompt, places=places, seconds=seconds, rounds=rounds, looks=looks)
+        settings = replace(base, factor=factor, clients=clients, **given)
+        context = make_context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed)
         judge("overload", context, reports_dir, strict, lambda ctx: suite.run(ctx, settings))
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were on the command line."""
+    return {name: value for name, value in options.items() if value is not None}

@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,10 +145,19 @@ class FakeScheduler:
     def rows_in_flight(self) -> int:
         return sum(request.n for request in self.submitted if request.rid in self.pending)
 
-    def submit(self, request: Request, deadline: float | None = None) -> Future[Result]:
-        self.engine.prepare(request)
+    def submit_all(self, requests: Sequence[Request], deadline: float | None = None) -> list[Future[Result]]:
+        for index, request in enumerate(requests):
+            try:
+                self.engine.prepare(request)
+            except RequestError as error:
+                raise RequestError(
+                    f"{error.field}[{index}]" if len(requests) > 1 else error.field, error.message
+                ) from None
         if self.refuse is not None:
             raise self.refuse
+        return [self._submit(request, deadline) for request in requests]
+
+    def _submit(self, request: Request, deadline: float | None) -> Future[Result]:
         self.submitted.append(request)
         self.deadlines.append(deadline)
         future: Future[Result] = Future()

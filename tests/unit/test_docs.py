@@ -60,13 +60,15 @@ def test_a_module_that_is_left_out_would_be_seen() -> None:
 
 
 TIERS = [
-    {"errors", "request", "config", "transfer", "profiler", "torch_trace", "assets"},
+    {"errors", "request", "config", "transfer", "profiler", "torch_trace", "assets", "logs"},
     {"sid", "kernels"},
     {"batch", "layers", "kvcache"},
     {"models", "attention"},
     {"search"},
     {"runtime"},
-    {"server", "cli", "catalog_cli", "__main__"},
+    {"server"},
+    {"front"},
+    {"cli", "catalog_cli", "__main__"},
 ]
 """Packages and modules of the engine; one may import those of its own tier and of the tiers before it."""
 

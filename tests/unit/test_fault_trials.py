@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +15,18 @@ from typer.testing import CliRunner
 
 from flashrec import Engine, EngineConfig, Request
 from flashrec_harness import cli, fault_trials, faults_page, hardware
+from flashrec_harness.children import package_path
 from flashrec_harness.environment import collect
 from flashrec_harness.fault_trials import SUITES, CleanRun
 from flashrec_harness.outcome import Check, Outcome, count
+from flashrec_harness.overload import OverloadSettings
+from flashrec_harness.overload import suite as overload
+from flashrec_harness.overload.suite import Round
 from flashrec_harness.planting import PLANT_VARIABLE
+from flashrec_harness.soak import SoakSettings
+from flashrec_harness.soak import suite as soak
+from flashrec_harness.soak.traffic import Tally
+from flashrec_harness.soak.watch import Held, Memory
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 
@@ -52,6 +62,60 @@ def test_every_fault_that_was_asked_for_is_registered_and_has_a_suite(faults: Mo
         assert fault.catches, fault.name
         assert {catch.suite for catch in fault.catches} <= set(SUITES)
         assert fault.what.endswith("."), fault.name
+
+
+def test_every_check_of_the_server_suites_has_a_fault_that_reddens_it(faults: ModuleType) -> None:
+    """The names come from the suites themselves, so that a check that is added asks for its fault."""
+    tally, memory = Tally(compared=1), Memory([0.0], [1.0])
+    held = Held(requests=0, queued=0, lost_pages=0, pinned_pages=0, rows=0, usable_pages=1)
+    soaked, settings = SoakSettings(), OverloadSettings()
+    rounds = [Round(1.0, 4.0, 1.0, 1.0)] * 2
+    checks = [
+        soak._mixed(tally, soaked, 1, reloads=True),
+        soak._right(tally, [], []),
+        soak._no_server_errors(tally, soaked),
+        soak._no_leaks(held, held, 0),
+        soak._flat(memory, soaked, 1),
+        overload._offered(rounds, [], settings),
+        overload._goodput(rounds, settings),
+        overload._refusals([]),
+        overload._nothing_else([], 200),
+    ]
+    catches = [catch for fault in faults.FAULTS.values() for catch in fault.catches]
+    for check in checks:
+        assert any(catch.suite == check.suite and catch.check in check.name for catch in catches), check.name
+
+
+def test_front_processes_carry_the_faults_too(tmp_path: Path) -> None:
+    """Such a process is started with *spawn*: it runs the module of its parent's main program once more."""
+    probe = tmp_path / "probe.py"
+    probe.write_text(
+        "import multiprocessing, runpy, sys\n"
+        "from flashrec.server.lifecycle import Places\n"
+        "def look() -> None:\n"
+        "    print('planted' if Places.taken == 0 else 'clean', flush=True)\n"
+        "def main() -> None:\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=look)\n"
+        "    process.start()\n"
+        "    process.join()\n"
+    )
+    start = (
+        "import runpy, sys; import flashrec.cli, probe; flashrec.cli.main = probe.main;"
+        "sys.argv = ['x', 'flashrec']; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{package_path()}"}
+    for module, name, seen in (
+        ("flashrec_harness.faults.child", "unbounded-queue", "planted"),
+        ("flashrec_harness.faults.child", "", "clean"),
+    ):
+        ran = subprocess.run(
+            [sys.executable, "-c", start.format(module=module)],
+            env=environment | {PLANT_VARIABLE: name},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.stdout.strip() == seen, ran.stderr
 
 
 def listed(page: str) -> dict[str, list[str]]:

@@ -117,6 +117,21 @@ def test_a_full_queue_refuses_and_recovers(scheduler: Scheduler, gate: Gate) -> 
     answer(scheduler.submit(ask(5, seed=9)))
 
 
+def test_a_list_is_queued_whole_or_not_at_all(scheduler: Scheduler, gate: Gate) -> None:
+    scheduler.start()
+    running = scheduler.submit(ask(5))
+    gate.wait()
+    waiting = scheduler.submit_all([ask(5, seed=seed) for seed in range(2)])
+    with pytest.raises(QueueFullError, match="2 requests wait already"):
+        scheduler.submit_all([ask(5, seed=seed) for seed in range(3)])
+    with pytest.raises(RequestError, match=r"^n\[1\]: "):
+        scheduler.submit_all([ask(5), ask(5, n=0)])
+    assert scheduler.queue_depth == 2
+    gate.open()
+    for future in (running, *waiting):
+        answer(future)
+
+
 def test_a_deadline_that_passes_while_waiting_takes_no_row(scheduler: Scheduler, gate: Gate) -> None:
     scheduler.start()
     running = scheduler.submit(ask(5, rid="running"))

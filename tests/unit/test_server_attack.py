@@ -48,7 +48,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def assert_calm(server: Running) -> None:
     """Nothing held, nothing queued, and both a probe and a real request are answered."""
-    wait_until(lambda: server.context.lifecycle.in_flight == 0)
+    wait_until(lambda: server.context.lifecycle.places.taken == 0)
     assert server.scheduler.pending == {}
     assert server.client.get("/health").status_code == 200
     assert server.post("/generate", GOOD["/generate"]).status_code == 200
@@ -135,7 +135,7 @@ def test_expensive_bodies(shop: Running, body: bytes) -> None:
 
 
 def head(path: str, length: int) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}"]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {length}"]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
@@ -163,10 +163,10 @@ def test_half_closed_and_reset_sockets(shop: Running) -> None:
         b"\r\n\r\n",
         b"GET\r\n\r\n",
         b"POST /generate HTTP/9.9\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         bytes(range(256)) * 20,
     ],
 )
@@ -195,7 +195,10 @@ def test_ten_megabytes_that_are_really_sent(shop: Running, path: str, chunked: b
     """The answer comes while the body is still on its way; what is left of it is not read."""
     block = b"a" * 65536
     framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % (10 << 20)
-    start = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n%s\r\n\r\n" % (path.encode(), framing)
+    start = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n%s\r\n\r\n" % (
+        path.encode(),
+        framing,
+    )
     with socket.create_connection(("127.0.0.1", shop.port)) as client:
         client.settimeout(10)
         try:
@@ -221,7 +224,7 @@ def closed_after(client: socket.socket, patience_s: float = 10.0) -> float:
     return time.monotonic() - start
 
 
-@pytest.mark.parametrize("sent", [b"", b"P", b"POST /generate HTTP/1.1\r\nHost: x\r\nX-A: "])
+@pytest.mark.parametrize("sent", [b"", b"P", b"POST /generate HTTP/1.1\r\nHost: localhost\r\nX-A: "])
 def test_a_head_that_never_ends_is_not_waited_for(shop: Running, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", shop.port)) as client:
         client.sendall(sent)

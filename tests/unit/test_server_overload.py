@@ -27,7 +27,8 @@ def shop(tmp_path: Path) -> Iterator[Running]:
 
 def raw_request(body: bytes) -> bytes:
     head = (
-        f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 
@@ -58,7 +59,27 @@ def test_too_many_in_flight_are_refused_before_their_body_is_read(shop: Running)
         assert shop.client.get("/health").status_code == 200
         shop.scheduler.release()
         assert [future.result().status_code for future in held] == [200, 200]
-    assert shop.context.lifecycle.in_flight == 0
+    assert shop.context.lifecycle.places.taken == 0
+
+
+def test_a_refusal_passes_no_router_and_is_counted_under_its_path(
+    shop: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what most requests get when there are too many, so it must cost little."""
+    counted = 'flashrec_http_requests_total{endpoint="/generate",status="503"}'
+    for _ in range(shop.context.config.max_in_flight):
+        shop.context.lifecycle.places.take()
+    with monkeypatch.context() as patch:
+        patch.setattr("flashrec.server.app.answer", lambda *_: pytest.fail("routed"))
+        response = shop.post("/generate", {"text": "x"})
+    assert (response.status_code, response.headers["retry-after"]) == (503, "3")
+    assert metric(shop, counted) == 1
+    assert metric(shop, 'flashrec_errors_total{kind="queue_full"}') == 1
+    assert shop.post("/flush_cache", {}).status_code == 200
+    assert shop.client.get("/generate").status_code == 405
+    for _ in range(shop.context.config.max_in_flight):
+        shop.context.lifecycle.places.give()
+    assert shop.post("/generate", {"text": "x"}).status_code == 200
 
 
 def test_a_full_queue_is_said_before_anything_is_tokenised(shop: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +124,7 @@ def test_a_client_that_leaves_is_cancelled(shop: Running, prompts: int) -> None:
         wait_until(lambda: len(shop.scheduler.pending) == prompts)
     wait_until(lambda: len(shop.scheduler.cancelled) == prompts)
     assert sorted(shop.scheduler.cancelled) == sorted(request.rid for request in shop.scheduler.submitted)
-    wait_until(lambda: shop.context.lifecycle.in_flight == 0)
+    wait_until(lambda: shop.context.lifecycle.places.taken == 0)
     assert metric(shop, "flashrec_cancelled_requests_total") == 1
 
 
@@ -137,20 +158,21 @@ def test_one_bad_prompt_of_a_list_queues_none(shop: Running) -> None:
     assert shop.scheduler.submitted == []
 
 
-def test_a_queue_that_fills_half_way_through_a_list_takes_none(shop: Running) -> None:
-    real, calls = shop.scheduler.submit, []
+def test_a_client_that_goes_while_its_list_is_queued_leaves_nothing_behind(shop: Running) -> None:
+    real, queueing = shop.scheduler.submit_all, threading.Event()
 
-    def submit(request: object, deadline: float | None = None) -> object:
-        calls.append(request)
-        if len(calls) == 3:
-            raise QueueFullError("full")
-        return real(request, deadline)
+    def submit_all(requests: object, deadline: float | None = None) -> object:
+        queueing.set()
+        time.sleep(0.3)
+        return real(requests, deadline)
 
-    shop.scheduler.submit = submit
+    shop.scheduler.submit_all = submit_all
     shop.scheduler.hold = True
-    assert shop.post("/generate", {"input_ids": [[1], [2], [3]]}).status_code == 503
-    assert sorted(shop.scheduler.cancelled) == sorted(request.rid for request in shop.scheduler.submitted)
-    assert len(shop.scheduler.cancelled) == 2
+    with socket.create_connection(("127.0.0.1", shop.port)) as client:
+        client.sendall(raw_request(b'{"input_ids": [[1], [2], [3]]}'))
+        assert queueing.wait(5)
+    wait_until(lambda: len(shop.scheduler.cancelled) == 3)
+    assert shop.scheduler.pending == {}
 
 
 @pytest.mark.parametrize(
@@ -223,7 +245,7 @@ def test_a_slow_body_is_a_408(shop: Running) -> None:
         client.sendall(raw_request(b'{"text": "x"}')[:-5])
         client.settimeout(10)
         assert client.recv(4096).startswith(b"HTTP/1.1 408 ")
-    wait_until(lambda: shop.context.lifecycle.in_flight == 0)
+    wait_until(lambda: shop.context.lifecycle.places.taken == 0)
 
 
 def test_a_slow_client_does_not_hold_up_others(shop: Running) -> None:

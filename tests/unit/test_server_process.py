@@ -95,13 +95,16 @@ def child_environment() -> dict[str, str]:
     return dict(os.environ) | {"PYTHONPATH": "engine:harness", "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module")
-def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str, Path]]:
+@pytest.fixture(scope="module", params=[0, 2], ids=["alone", "two-fronts"])
+def served(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Served, str, Path]]:
+    """The engine's process speaks HTTP itself, or two others do."""
     directory = tmp_path_factory.mktemp("served")
     profiles = directory / "profiles"
     arguments = ["-m", "flashrec", "serve", "--model-path", str(checkpoint), "--port", "0", "--device", "cpu"]
     arguments += ["--sid-vocab-file", str(checkpoint / "items.tsv"), "--max-beam-width", "64"]
-    arguments += ["--kv-pool-tokens", "4096", "--max-decode-steps", "4"]
+    arguments += ["--kv-pool-tokens", "4096", "--max-decode-steps", "4", "--http-processes", str(request.param)]
     server = Served(arguments, directory / "log", FLASHREC_TORCH_PROFILER_DIR=str(profiles))
     try:
         yield server, server.url(), profiles
@@ -144,7 +147,8 @@ def test_clients_that_leave_cost_no_page_and_no_answer(
     def leave(seed: int) -> None:
         choice = random.Random(seed)
         body = json.dumps({"input_ids": list(PROMPTS[seed % 8]), "sampling_params": {"n": 1 + seed % 4}}).encode()
-        head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}"
         whole = f"{head}\r\n\r\n".encode() + body
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(whole[: choice.choice([len(whole), choice.randrange(len(whole))])])
@@ -255,7 +259,7 @@ def test_a_fault_ends_the_process_with_status_1(checkpoint: Path, tmp_path: Path
     script = (
         "import sys, logging; logging.basicConfig(level='INFO')\n"
         "from flashrec.runtime.engine import Engine; from flashrec import EngineConfig\n"
-        "from flashrec.server.config import ServerConfig; from flashrec.server.run import serve\n"
+        "from flashrec.server.config import ServerConfig; from flashrec.front.serve import serve\n"
         "def broken(self, flight): raise RuntimeError('device lost')\n"
         "Engine.finish = broken\n"
         f"config = EngineConfig(model_path={str(checkpoint)!r}, sid_vocab_file={str(checkpoint / 'items.tsv')!r},"

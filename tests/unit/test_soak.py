@@ -117,6 +117,14 @@ def test_memory_of_another_process_or_of_a_short_run_is_not_judged() -> None:
     assert suite._flat(Memory([300.0], [1.0]), SoakSettings(), 1).outcome is Outcome.NOT_RUN
 
 
+def test_the_short_form_samples_memory_often_enough_to_judge_it() -> None:
+    for settings, every in ((SoakSettings(), 1.0), (suite.QUICK, suite.QUICK.seconds / 120)):
+        assert settings.sample_s == every
+        seconds = [every * number for number in range(1, int(settings.seconds / every))]
+        found = suite._flat(Memory(seconds, [100.0 + second for second in seconds]), settings, pid=1)
+        assert (found.outcome, found.name) == (Outcome.FAIL, f"memory is flat within {settings.flat:.0%}")
+
+
 def test_a_load_without_what_it_promises_is_invalid() -> None:
     tally = Tally(compared=50)
     tally.statuses.update({"plain 200": 50, "cancel": 4, "deadline 504": 3, "mistake 400": 1, "flush 200": 1})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 from typing import Annotated, Any
 
@@ -16,6 +14,7 @@ from flashrec.cli import demo, doctor, generate
 from flashrec.cli.flags import engine_config, with_flags
 from flashrec.config import EngineConfig
 from flashrec.errors import FlashRecError
+from flashrec.logs import configure_logging
 
 app = typer.Typer(
     name="flashrec",
@@ -39,11 +38,7 @@ def _root(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
-    logging.basicConfig(
-        level=os.environ.get("FLASHREC_LOG_LEVEL", "INFO").upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
+    configure_logging()
 
 
 @app.command(name="serve")
@@ -51,8 +46,8 @@ def _root(
 def serve(**flags: Any) -> None:
     """Serve a checkpoint over HTTP: SGLang's /generate, OpenAI's /v1, /v1/recommend, /metrics."""
     try:
+        from flashrec.front.serve import serve as run_server
         from flashrec.server.config import ServerConfig
-        from flashrec.server.run import serve as run_server
     except ModuleNotFoundError as error:
         raise FlashRecError(f"serve: {error.name} is not installed; pip install 'flashrec[serve]'") from None
     server_fields = ServerConfig.__dataclass_fields__

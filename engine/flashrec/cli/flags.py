@@ -17,6 +17,11 @@ Command = Callable[..., Any]
 SERVER_FLAGS: dict[str, tuple[Any, str]] = {
     "host": (str, "address to listen on"),
     "port": (int, "port to listen on; default PORT, else 8000"),
+    "allowed_hosts": (
+        list[str],
+        "answer to this name in Host too (repeatable), * for any; default: this machine's own names on a loopback "
+        "address, any on another",
+    ),
     "api_key": (str, "ask clients for this bearer token; default FLASHREC_API_KEY"),
     "served_model_name": (str, "name in /v1/models; default the directory's"),
     "prompt_template": (Path, "Jinja template of /v1/recommend's prompt"),
@@ -32,7 +37,11 @@ SERVER_FLAGS: dict[str, tuple[Any, str]] = {
     "max_in_flight": (int, "requests held at once, before and in the queue; more are answered 503"),
     "max_prompts": (int, "prompts in one request that holds a list of them"),
     "retry_after_s": (int, "Retry-After of a 503, in seconds"),
-    "workers": (int, "threads for tokenisation and JSON"),
+    "workers": (int, "threads for tokenisation and JSON, in each process that serves"),
+    "http_processes": (
+        int,
+        "processes that speak HTTP before the engine's, 0 for none; default up to 4 by a GPU, else 1",
+    ),
 }
 """Flags of :class:`flashrec.server.config.ServerConfig`; an absent one keeps that class's default."""
 
@@ -71,10 +80,13 @@ def _model_flag(name: str, field: Any) -> inspect.Parameter:
 
 
 def _flag(name: str, annotation: Any, default: Any, text: str) -> inspect.Parameter:
-    option = typer.Option(f"--{name.replace('_', '-')}", help=text) if annotation is not bool else None
-    if option is None:
-        dashed = name.replace("_", "-")
+    dashed = name.replace("_", "-")
+    if annotation is bool:
         option = typer.Option(f"--{dashed}/--no-{dashed}", help=text)
+    elif annotation == list[str] | None:
+        option = typer.Option(f"--{dashed.removesuffix('s')}", help=text)  # given once for each entry
+    else:
+        option = typer.Option(f"--{dashed}", help=text)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, option]
     )

@@ -56,21 +56,13 @@ class Place:
     standby: ServedCatalog | None = None
 
 
-class Catalogs:
-    """The served catalogs of one engine, all of one layout.
+class CatalogNames:
+    """What the served names stand for; any thread may look."""
 
-    Any thread may look at them and may :meth:`read` a new one. What a name stands for changes by one assignment, on
-    the thread that runs waves: :meth:`place`, :meth:`rollback`, :meth:`drop`.
-    """
-
-    def __init__(self, config: EngineConfig, layout: SidLayout | None, device: torch.device) -> None:
-        self.config = config
+    def __init__(self, layout: SidLayout | None) -> None:
         self.layout = layout
-        self.device = device
         self._places: dict[str, Place] = {}
         self._living: weakref.WeakValueDictionary[int, ServedCatalog] = weakref.WeakValueDictionary()
-        self._gone: deque[int] = deque()
-        self._revisions = itertools.count(1)
 
     def find(self, wanted: str | None) -> ServedCatalog | None:
         """The revision in service under a name, or a revision by its label as long as anybody holds it.
@@ -94,6 +86,26 @@ class Catalogs:
     def places(self) -> dict[str, Place]:
         """What every name stands for now, in the order in which the names came up."""
         return dict(self._places)
+
+    def _known(self) -> str:
+        if not self._places:
+            return "this engine was started without a catalog"
+        return "served are " + ", ".join(repr(name) for name in self._places)
+
+
+class Catalogs(CatalogNames):
+    """The served catalogs of one engine, all of one layout.
+
+    Any thread may look at them and may :meth:`read` a new one. What a name stands for changes by one assignment, on
+    the thread that runs waves: :meth:`place`, :meth:`rollback`, :meth:`drop`.
+    """
+
+    def __init__(self, config: EngineConfig, layout: SidLayout | None, device: torch.device) -> None:
+        super().__init__(layout)
+        self.config = config
+        self.device = device
+        self._gone: deque[int] = deque()
+        self._revisions = itertools.count(1)
 
     def living(self, revision: int) -> ServedCatalog:
         """A revision that a request holds."""
@@ -177,11 +189,6 @@ class Catalogs:
         if place is None:
             raise RequestError("name", f"{_shown(name)} is not served here; {self._known()}")
         return place
-
-    def _known(self) -> str:
-        if not self._places:
-            return "this engine was started without a catalog"
-        return "served are " + ", ".join(repr(name) for name in self._places)
 
     def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name):

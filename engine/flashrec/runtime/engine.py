@@ -21,7 +21,7 @@ from flashrec.runtime.admission import Admission
 from flashrec.runtime.buffers import DecodeBuffers, WaveLayout
 from flashrec.runtime.catalogs import Catalogs, Place
 from flashrec.runtime.counters import Counters
-from flashrec.runtime.flight import Flight, Outcome, mark
+from flashrec.runtime.flight import Flight, Mark, Outcome, mark
 from flashrec.runtime.free import FreeProgram
 from flashrec.runtime.invariance import prove_invariance
 from flashrec.runtime.ledger import StepDigest
@@ -168,11 +168,12 @@ class Engine:
         try:
             with trace_range("flashrec.prefill"):
                 self._prefill.run(members, [member.cached for member in members], buffers.head_input)
+            prefilled = mark(self.parts.device)
             layout = buffers.load(members)  # while the device works on the prompts
             self.profiler.on_forward("decode", key.steps - 1)
             self.counters.count(members, buffers)
             with trace_range("flashrec.decode"):
-                return self._decode(members, key, buffers, layout)
+                return self._decode(members, key, buffers, layout, prefilled)
         except BaseException:
             self._release(members, keep=False)
             raise
@@ -249,15 +250,17 @@ class Engine:
     def _rid(self) -> str:
         return f"local-{next(self._rids)}"
 
-    def _decode(self, members: list[Member], key: WaveKey, buffers: DecodeBuffers, layout: WaveLayout) -> Flight:
+    def _decode(
+        self, members: list[Member], key: WaveKey, buffers: DecodeBuffers, layout: WaveLayout, prefilled: Mark
+    ) -> Flight:
         if not key.constrained:
             banks = FreeProgram(self.stage.decoder).run(buffers, layout, members)
-            return Flight(members, layout, None, banks, None, mark(self.parts.device))
+            return Flight(members, layout, None, banks, None, mark(self.parts.device), prefilled)
         packed = self.stage.run(members, key, buffers, layout)
         ledger = self.stage.ledger(buffers, key)
         if packed.device.type == "cuda":
             packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True).copy_(packed, non_blocking=True)
-        return Flight(members, layout, packed, [], ledger, mark(self.parts.device))
+        return Flight(members, layout, packed, [], ledger, mark(self.parts.device), prefilled)
 
     def _keep(self, digests: dict[str, tuple[StepDigest, ...]]) -> None:
         self.ledgers |= digests

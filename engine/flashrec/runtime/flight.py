@@ -15,11 +15,13 @@ from flashrec.runtime.results import catalog_results, free_results, unpack_front
 from flashrec.search.free import Bank
 
 Outcome = Result | NonFiniteError
+Mark = torch.cuda.Event | None
+"""A place in the device's queue; ``None`` on a CPU, where nothing is queued."""
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A launched wave: what it takes to answer it once the device is ``done`` with it.
+    """A launched wave: what it takes to answer it once the device is ``done`` with it, ``prefilled`` some time before.
 
     ``packed`` int32 [3, rows] is the frontier of a catalog wave on its way to the host; ``banks`` are the
     finished hypotheses of a wave without one.
@@ -30,7 +32,13 @@ class Flight:
     packed: torch.Tensor | None
     banks: list[Bank]
     ledger: Ledger | None
-    done: torch.cuda.Event | None
+    done: Mark
+    prefilled: Mark
+
+    def await_decode(self) -> None:
+        """Wait until the device has read the prompts: soon enough to queue another wave behind this one."""
+        if self.prefilled is not None:
+            self.prefilled.synchronize()
 
     def outcomes(self) -> list[Outcome]:
         """Wait for the device and read what it found, in the members' order."""
@@ -50,8 +58,8 @@ class Flight:
         return dict(zip(rids, self.ledger.read(len(rids)), strict=True))
 
 
-def mark(device: torch.device) -> torch.cuda.Event | None:
-    """An event after everything queued so far; ``None`` on a CPU, where nothing is queued."""
+def mark(device: torch.device) -> Mark:
+    """A mark after everything queued so far."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()

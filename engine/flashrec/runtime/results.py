@@ -51,13 +51,12 @@ def catalog_results(
     They are built when somebody first looks at them, on the thread that does: not on the engine's.
     """
     kept = _kept_rows(members, layout, rows)
-    wave = WaveBeams(members, kept, rows, catalog, sids)
+    found = np.concatenate(kept)
+    # Not the members: they hold what the device keeps for their catalog.
+    requests = [member.request for member in members]
+    wave = WaveBeams(requests, [len(each) for each in kept], rows.rank[found], rows.score[found], catalog, sids)
     return [
-        _non_finite(member)
-        if not np.isfinite(rows.score[found]).all()
-        else _result(
-            member, LazyBeams(functools.partial(wave.beams_of, index), functools.partial(wave.arrays_of, index))
-        )
+        _non_finite(member) if not np.isfinite(rows.score[found]).all() else _result(member, wave.lazy(index))
         for index, (member, found) in enumerate(zip(members, kept, strict=True))
     ]
 
@@ -82,27 +81,31 @@ def _best(request: Request, rows: HostFrontier, live: NDArray[np.intp]) -> NDArr
 class WaveBeams:
     """The beams of a catalog wave, made column by column for all of its requests at once.
 
-    ``kept`` are each member's rows of the frontier ``rows``, best first.
+    ``ranks`` int32 and ``totals`` float32 [beams] are the SIDs found and the sums of their log-probabilities, request
+    after request, best first; ``counts`` says how many each request has.
     """
 
     def __init__(
         self,
-        members: Sequence[Member],
-        kept: Sequence[NDArray[np.intp]],
-        rows: HostFrontier,
+        requests: Sequence[Request],
+        counts: Sequence[int],
+        ranks: NDArray[np.int32],
+        totals: NDArray[np.float32],
         catalog: Catalog,
         sids: SidLayout,
     ) -> None:
-        # Not the members: they hold what the device keeps for their catalog.
-        self._requests = [member.request for member in members]
-        self._ends = np.cumsum([len(found) for found in kept]).tolist()
-        found = np.concatenate(kept)
-        self._ranks, self._totals = rows.rank[found], rows.score[found]
+        self._requests = requests
+        self._ends = np.cumsum(counts).tolist()
+        self._ranks, self._totals = ranks, totals
         self._catalog = catalog
         self._sids = sids
 
+    def lazy(self, index: int) -> LazyBeams:
+        """The beams of request ``index``, made when somebody looks at them."""
+        return LazyBeams(functools.partial(self.beams_of, index), functools.partial(self.arrays_of, index))
+
     def beams_of(self, index: int) -> list[Beam]:
-        """The beams of member ``index``."""
+        """The beams of request ``index``."""
         span, request = self._span(index), self._requests[index]
         tokens, totals, codes, items = self._columns
         scores, shown = self._scores(index).tolist(), items[span]
@@ -114,7 +117,7 @@ class WaveBeams:
     def arrays_of(self, index: int) -> BeamArrays:
         """The same as arrays."""
         span = self._span(index)
-        return BeamArrays(self._token_ids[span], self._totals[span], self._scores(index))
+        return BeamArrays(self._token_ids[span], self._totals[span], self._scores(index), self._ranks[span])
 
     def _span(self, index: int) -> slice:
         return slice(self._ends[index - 1] if index else 0, self._ends[index])

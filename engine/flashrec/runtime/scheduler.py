@@ -7,13 +7,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flashrec.errors import DeadlineError, EngineFault, QueueFullError
+from flashrec.errors import DeadlineError, EngineFault, QueueFullError, RequestError
 from flashrec.profiler import ProfileOptions, trace_range
 from flashrec.request import Request, Result
 from flashrec.runtime.catalogs import Place
@@ -39,7 +39,7 @@ class Scheduler:
 
     All methods may be called from any thread. Waves are formed by :class:`~flashrec.runtime.admission.Admission`
     from whatever waits when the engine is free, so a wave never waits for company; cancelled and expired
-    requests are dropped before they take a row. On a GPU the next wave is launched while one runs, so that its
+    requests are dropped before they take a row. On a GPU the next wave is launched while one decodes, so that its
     host work is hidden. Calls that may not run beside a wave take turns with waves.
     """
 
@@ -53,12 +53,19 @@ class Scheduler:
         self._state = threading.Condition()
         self._stopping = False
         self._fault: EngineFault | None = None
+        self.on_wave: Callable[[], None] = lambda: None
+        """Called on the engine thread when requests have left the queue."""
         self._thread = threading.Thread(target=self._loop, name="flashrec-engine", daemon=True)
 
     @property
     def queue_depth(self) -> int:
         """Requests that wait for a wave."""
         return len(self._waiting)
+
+    @property
+    def fault(self) -> EngineFault | None:
+        """What ended the engine, if something has."""
+        return self._fault
 
     @property
     def rows_in_flight(self) -> int:
@@ -83,18 +90,33 @@ class Scheduler:
             QueueFullError: ``queue_size`` requests wait already.
             EngineFault: the engine has failed or is shut down.
         """
-        ticket = Ticket(self.engine.prepare(request), Future(), deadline)
-        self.engine.admission.enqueue(ticket.member, time.monotonic())
+        (future,) = self.submit_all([request], deadline)
+        return future
+
+    def submit_all(self, requests: Sequence[Request], deadline: float | None = None) -> list[Future[Result]]:
+        """Queue all requests, or none. See :meth:`submit`; of several, an error's field names the place in the list."""
+        tickets = [Ticket(member, Future(), deadline) for member in self._prepared(requests)]
+        for ticket in tickets:
+            self.engine.admission.enqueue(ticket.member, time.monotonic())
         with self._state:
             if self._fault is not None:
                 raise self._fault
             if self._stopping:
                 raise EngineFault("the engine is shutting down")
-            if len(self._waiting) >= self.engine.config.queue_size:
+            if len(self._waiting) + len(tickets) > self.engine.config.queue_size:
                 raise QueueFullError(f"{len(self._waiting)} requests wait already (queue_size); try again later")
-            self._waiting.append(ticket)
+            self._waiting += tickets
             self._state.notify_all()
-        return ticket.future
+        return [ticket.future for ticket in tickets]
+
+    def _prepared(self, requests: Sequence[Request]) -> Iterator[Member]:
+        for index, request in enumerate(requests):
+            try:
+                yield self.engine.prepare(request)
+            except RequestError as error:
+                if len(requests) == 1:
+                    raise
+                raise RequestError(f"{error.field}[{index}]", error.message) from None
 
     def cancel(self, rid: str) -> None:
         """Drop a waiting request by its id; one whose wave runs is answered to nobody."""
@@ -180,6 +202,10 @@ class Scheduler:
 
     def _turn(self) -> bool:
         """Wait for something to do and do it; False when the thread should end."""
+        for _, flight in self._flights:
+            # Whoever comes while it reads its prompts would wait behind it anyway: they share the next wave.
+            with trace_range("flashrec.batch.wait"):
+                flight.await_decode()
         with self._state:
             if not self._flights:
                 with trace_range("flashrec.batch.wait"):
@@ -189,6 +215,7 @@ class Scheduler:
             stop = self._stopping and not self._waiting
             wave = self._admit() if not calls else []
         if wave:
+            self.on_wave()
             self._flights.append((wave, self.engine.launch([ticket.member for ticket in wave])))
         while self._flights and (calls or not wave or len(self._flights) == self.engine.waves_in_flight):
             self._land(*self._flights.popleft())

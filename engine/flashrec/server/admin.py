@@ -98,7 +98,8 @@ def _server_info(context: Context) -> dict[str, Any]:
         "profiler": engine.profiler.status(),
         "server": {
             "queue_depth": context.scheduler.queue_depth,
-            "in_flight": context.lifecycle.in_flight,
+            "in_flight": context.lifecycle.places.taken,
+            "http_processes": config.http_processes or 0,
             "rows_in_flight": context.scheduler.rows_in_flight,
             "max_in_flight": config.max_in_flight,
             "max_body_bytes": config.max_body_bytes,
@@ -132,7 +133,7 @@ def add_control_routes(app: FastAPI, context: Context) -> None:
     async def stop_profile(http: HttpRequest) -> Response:
         await control_body(context, http, Body)
         await asyncio.to_thread(context.scheduler.stop_profile)
-        status = context.scheduler.engine.profiler.status()
+        status = await asyncio.to_thread(context.scheduler.engine.profiler.status)
         if not status["files"] and status["state"] == "idle":
             raise ProfilerStateError("no profile has been started")
         return json_response(status)

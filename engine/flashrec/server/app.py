@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import flashrec
 from flashrec.errors import FlashRecError
@@ -22,8 +24,9 @@ from flashrec.server.config import ServerConfig
 from flashrec.server.context import Context
 from flashrec.server.document import describe
 from flashrec.server.errors import ApiError, as_api_error
-from flashrec.server.jobs import Job, answer
-from flashrec.server.lifecycle import Lifecycle
+from flashrec.server.hosts import served_hosts
+from flashrec.server.jobs import Job, answer, check_room
+from flashrec.server.lifecycle import Lifecycle, Places
 from flashrec.server.metrics import Metrics
 from flashrec.server.middleware import Gate
 from flashrec.server.profiling import StartProfileRequest
@@ -46,8 +49,18 @@ _BODIES: dict[str, type[Body]] = {
 }
 
 
-def create_app(scheduler: Scheduler, config: ServerConfig) -> FastAPI:
+def create_app(
+    scheduler: Scheduler,
+    config: ServerConfig,
+    *,
+    places: Places | None = None,
+    metrics_dir: Path | None = None,
+    small_bytes: int = 0,
+) -> FastAPI:
     """Build the application. ``scheduler`` is started; the application drains and closes it on shutdown.
+
+    Where several processes serve, ``places`` and ``metrics_dir`` are what they share: see :mod:`flashrec.front`.
+    ``small_bytes``: see :class:`Context`.
 
     Raises:
         ConfigError: the prompt template is not valid.
@@ -59,27 +72,35 @@ def create_app(scheduler: Scheduler, config: ServerConfig) -> FastAPI:
         config=config,
         codec=codec,
         history_prompt=HistoryPrompt(config.prompt_template, codec),
-        metrics=Metrics(),
-        lifecycle=Lifecycle(),
+        metrics=Metrics(metrics_dir),
+        lifecycle=Lifecycle(places),
         pool=ThreadPoolExecutor(config.workers, thread_name_prefix="flashrec-host"),
+        small_bytes=small_bytes,
     )
     context.metrics.watch(lambda: _gauges(context))
     context.metrics.watch_catalogs(engine.catalogs.places)
     app = FastAPI(title="FlashRec", version=flashrec.__version__, lifespan=_lifespan(context))
     app.state.context = context
-    _add_search_routes(app, context)
+    searches = _add_search_routes(app, context)
     add_health_routes(app, context)
     add_info_routes(app, context)
     add_control_routes(app, context)
     add_catalog_routes(app, context)
     _add_error_handlers(app, context)
-    app.add_middleware(Gate, api_key=config.api_key, metrics=context.metrics)
+    app.add_middleware(
+        Gate,
+        api_key=config.api_key,
+        hosts=served_hosts(config.host, config.allowed_hosts),
+        searches=searches,
+        check_room=lambda: check_room(context),
+        metrics=context.metrics,
+    )
     describe(app, _BODIES, needs_key=config.api_key is not None)
     return app
 
 
 def _gauges(context: Context) -> dict[str, Any]:
-    extra = {"queue_depth": context.scheduler.queue_depth, "in_flight": context.lifecycle.in_flight}
+    extra = {"queue_depth": context.scheduler.queue_depth, "in_flight": context.lifecycle.places.taken}
     return context.scheduler.engine.stats() | extra
 
 
@@ -95,27 +116,43 @@ def _lifespan(context: Context) -> Callable[[FastAPI], Any]:
     return lifespan
 
 
-def _add_search_routes(app: FastAPI, context: Context) -> None:
+def _add_search_routes(app: FastAPI, context: Context) -> dict[str, ASGIApp]:
+    """The routes, for the document and other methods; and what serves a POST to them without a router's detour."""
+    searches: dict[str, ASGIApp] = {}
+
     def add(path: str, model: type[B], prepare: Callable[[Context, B], Job]) -> None:
         async def endpoint(http: HttpRequest) -> Response:
-            return await answer(context, http, model, lambda body: prepare(context, body))
+            try:
+                return await answer(context, http, model, lambda body: prepare(context, body))
+            except (ApiError, FlashRecError) as error:
+                return _failure(context, error)
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await endpoint(HttpRequest(scope, receive))
+            await response(scope, receive, send)
 
         app.add_api_route(path, endpoint, methods=["POST"], tags=["search"], name=path)
+        searches[path] = serve
 
     add("/generate", sglang.GenerateRequest, sglang.prepare)
     add("/v1/chat/completions", openai.ChatCompletionRequest, openai.prepare_chat)
     add("/v1/completions", openai.CompletionRequest, openai.prepare_completion)
     add("/v1/recommend", recommend.RecommendRequest, recommend.prepare)
+    return searches
+
+
+def _failure(context: Context, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        translated = ApiError(error.status_code, "http_error", str(error.detail))
+    else:
+        translated = as_api_error(error, {}, context.config.retry_after_s)
+    context.metrics.errors.labels(translated.kind).inc()
+    return translated.response()
 
 
 def _add_error_handlers(app: FastAPI, context: Context) -> None:
     async def handle(_: HttpRequest, error: Exception) -> Response:
-        if isinstance(error, HTTPException):
-            translated = ApiError(error.status_code, "http_error", str(error.detail))
-        else:
-            translated = as_api_error(error, {}, context.config.retry_after_s)
-        context.metrics.errors.labels(translated.kind).inc()
-        return translated.response()
+        return _failure(context, error)
 
     for kind in (ApiError, HTTPException, FlashRecError):
         app.add_exception_handler(kind, handle)

@@ -1,21 +1,31 @@
-"""What the server needs of the scheduler and the engine: the real ones, or a test's."""
+"""What the server needs of the scheduler and the engine: those of this process, of another one, or a test's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
 from flashrec.config import EngineConfig
-from flashrec.profiler import ProfileOptions, Profiler
+from flashrec.profiler import ProfileOptions
 from flashrec.request import Request, Result
-from flashrec.runtime.catalogs import Catalogs, Place
+from flashrec.runtime.catalogs import CatalogNames, Place
 from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout
 
 
+class ProfilerStatus(Protocol):
+    """See :class:`flashrec.profiler.Profiler`."""
+
+    def status(self) -> dict[str, object]: ...
+
+
 class Engine(Protocol):
-    """The engine as the server reads it; nothing here runs on the engine's thread."""
+    """The engine as the server reads it; nothing here runs on the engine's thread.
+
+    Methods may wait for another process: not on the event loop.
+    """
 
     @property
     def config(self) -> EngineConfig: ...
@@ -24,16 +34,12 @@ class Engine(Protocol):
     @property
     def catalog(self) -> Catalog | None: ...
     @property
-    def catalogs(self) -> Catalogs: ...
+    def catalogs(self) -> CatalogNames: ...
     @property
     def tokenizer(self) -> Any: ...
 
     @property
-    def profiler(self) -> Profiler: ...
-
-    def prepare(self, request: Request) -> object:
-        """Validate without queueing. Raises :class:`~flashrec.errors.RequestError`."""
-        ...
+    def profiler(self) -> ProfilerStatus: ...
 
     def stats(self) -> dict[str, Any]:
         """Counters and choices, as JSON values."""
@@ -50,8 +56,11 @@ class Scheduler(Protocol):
     @property
     def rows_in_flight(self) -> int: ...
 
-    def submit(self, request: Request, deadline: float | None = None) -> Future[Result]:
-        """Queue a request; ``deadline`` is on :func:`time.monotonic`'s clock. Raises if it is invalid."""
+    def submit_all(self, requests: Sequence[Request], deadline: float | None = None) -> list[Future[Result]]:
+        """Queue all requests or none; ``deadline`` is on :func:`time.monotonic`'s clock.
+
+        Raises, or gives to each future, what is wrong with one: of several, ``field[i]`` names it.
+        """
         ...
 
     def cancel(self, rid: str) -> None: ...

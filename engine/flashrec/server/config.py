@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashrec.errors import ConfigError
+from flashrec.server.hosts import check_allowed
 
 
 def _default_port() -> int:
@@ -35,6 +37,9 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = field(default_factory=_default_port)
     """0 picks a free port. Default: ``PORT``, else 8000."""
+    allowed_hosts: Sequence[str] = ()
+    """Names in ``Host`` that are answered beside this machine's own, without a port; ``*`` for any: see
+    :mod:`flashrec.server.hosts`. Default: none on a loopback address, any on another."""
     api_key: str | None = field(default_factory=_default_api_key, repr=False)
     """Clients send ``Authorization: Bearer KEY``. Default: ``FLASHREC_API_KEY``, else none is asked for."""
     served_model_name: str | None = None
@@ -59,7 +64,10 @@ class ServerConfig:
     retry_after_s: int = 1
     """``Retry-After`` of a 503."""
     workers: int = 4
-    """Threads for tokenisation and JSON."""
+    """Threads for tokenisation and JSON, in each process that serves."""
+    http_processes: int | None = None
+    """Processes that speak HTTP in front of the engine's; 0 is none, and the engine's own process does. Default:
+    beside a GPU one per four cores, at most 4; on a CPU 1, of a single core 0."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -76,6 +84,9 @@ class ServerConfig:
         ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: must be above 0, got {getattr(self, name)}")
+        if self.http_processes is not None and not 0 <= self.http_processes <= 64:
+            raise ConfigError(f"http_processes: must lie in 0 to 64, got {self.http_processes}")
+        check_allowed(self.allowed_hosts)
         if self.api_key is not None and (not self.api_key.isascii() or self.api_key.strip() != self.api_key):
             raise ConfigError("api_key: must be ASCII without spaces around it")
         if self.catalog_dir is not None and not self.catalog_dir.is_dir():

@@ -30,6 +30,9 @@ class Context:
     metrics: Metrics
     lifecycle: Lifecycle
     pool: ThreadPoolExecutor
+    small_bytes: int = 0
+    """Host work on so many bytes is done on the event loop: handing it to a thread would cost more than it does. Not
+    beside an engine, whose thread must not wait for it."""
 
     @property
     def model_name(self) -> str:
@@ -46,3 +49,9 @@ class Context:
         """Run host work (tokenisation, JSON) on a worker thread, off the event loop and engine thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.pool, lambda: function(*args, **kwargs))
+
+    async def on_host(self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run host work on about ``size`` bytes: at once if that is little, else :meth:`in_pool`."""
+        if size <= self.small_bytes:
+            return function(*args, **kwargs)
+        return await self.in_pool(function, *args, **kwargs)

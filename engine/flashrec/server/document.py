@@ -18,7 +18,7 @@ from flashrec.server.schemas import Body
 _ERRORS = {
     400: "The body is malformed, or a field has a value that cannot be served; `param` names it.",
     401: "The API key is missing or wrong.",
-    403: "Sent by a browser for a web page of another origin.",
+    403: "Sent by a browser for a web page of another origin, or under a `Host` that this server does not serve.",
     404: "No such model.",
     408: "The body did not arrive in time.",
     409: "Not in this state: a profile runs already, or a catalog is being loaded, or there is none to go back to.",
@@ -30,7 +30,7 @@ _ERRORS = {
 }
 _SEARCH = (400, 403, 404, 408, 413, 415, 500, 503, 504)
 _CONTROL = (400, 403, 408, 409, 413, 415, 500, 503)
-_READ = (500, 503, 504)
+_READ = (403, 500, 503, 504)
 
 
 class ErrorDetail(BaseModel):

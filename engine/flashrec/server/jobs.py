@@ -29,6 +29,8 @@ B = TypeVar("B", bound=Body)
 
 Payload = dict[str, object] | list[dict[str, object]]
 Render = Callable[[Sequence[Result]], Payload | list[Payload]]
+_BEAM_BYTES = 250
+"""What one beam takes in an answer, about."""
 _GRACE_S = 0.5
 """How much longer than its deadline the scheduler may take to answer 504 itself."""
 
@@ -55,22 +57,31 @@ async def answer(context: Context, http: HttpRequest, model: type[B], prepare: C
     start = time.monotonic()
     with admitted(context):
         body = await read_body(http, context.config.max_body_bytes, context.config.body_timeout_s)
-        job = await context.in_pool(_parse, context, model, prepare, body)
-        results = await search(context, http, job, start + _timeout(job, context.config.request_timeout_s))
-        return await context.in_pool(_respond, context, job, results)
+        job = await context.on_host(len(body), _parse, context, model, prepare, body)
+        deadline = start + _timeout(job, context.config.request_timeout_s)
+        results = await search(context, http, job, deadline, size=len(body))
+        written = _BEAM_BYTES * sum(request.n for request in job.requests)
+        return await context.on_host(written, _respond, context, job, results)
+
+
+def check_room(context: Context) -> None:
+    """Raises :class:`ApiError` 503 when the server is full or shutting down."""
+    lifecycle, config = context.lifecycle, context.config
+    lifecycle.check_ready(config.retry_after_s)
+    taken = lifecycle.places.taken
+    if taken >= config.max_in_flight:
+        raise overloaded(config.retry_after_s, f"{taken} requests are in flight: come back later")
+    if context.scheduler.queue_depth >= context.scheduler.engine.config.queue_size:
+        # Said before the body is read and tokenised, since refusing must cost next to nothing when there is most of it.
+        raise overloaded(config.retry_after_s, f"{context.scheduler.queue_depth} requests wait: come back later")
 
 
 @contextmanager
 def admitted(context: Context) -> Iterator[None]:
     """Hold one of the server's places. Raises :class:`ApiError` 503 when it is full or shutting down."""
     lifecycle, config = context.lifecycle, context.config
-    lifecycle.check_ready(config.retry_after_s)
-    if lifecycle.in_flight >= config.max_in_flight:
-        raise overloaded(config.retry_after_s, f"{lifecycle.in_flight} requests are in flight: come back later")
-    if context.scheduler.queue_depth >= context.scheduler.engine.config.queue_size:
-        # Said before the body is read and tokenised, since refusing must cost next to nothing when there is most of it.
-        raise overloaded(config.retry_after_s, f"{context.scheduler.queue_depth} requests wait: come back later")
-    lifecycle.in_flight += 1
+    check_room(context)
+    lifecycle.places.take()
     try:
         yield
     except asyncio.CancelledError:
@@ -79,7 +90,7 @@ def admitted(context: Context) -> Iterator[None]:
             raise
         raise lifecycle.refusal(config.retry_after_s) from None
     finally:
-        lifecycle.in_flight -= 1
+        lifecycle.places.give()
 
 
 def _parse(context: Context, model: type[B], prepare: Callable[[B], Job], body: bytes) -> Job:
@@ -113,15 +124,15 @@ def _timeout(job: Job, latest: float) -> float:
     return latest if job.timeout is None else job.timeout
 
 
-async def search(context: Context, http: HttpRequest, job: Job, deadline: float) -> list[Result]:
+async def search(context: Context, http: HttpRequest, job: Job, deadline: float, *, size: int = 0) -> list[Result]:
     """Submit all requests of a job, or none; cancel them when the client goes, time is up or one fails.
 
-    ``deadline`` is on :func:`time.monotonic`'s clock.
+    ``deadline`` is on :func:`time.monotonic`'s clock; ``size`` in bytes says how much there is to submit.
     """
     submission = _Submission(context, job, deadline)
     with context.metrics.phase("search"):
         try:
-            await context.in_pool(submission.submit)
+            await context.on_host(size, submission.submit)
             results = await _await_results(context, http, submission.futures, deadline)
         except EngineFault as error:
             context.lifecycle.report_fault(error)
@@ -146,20 +157,12 @@ class _Submission:
 
     def submit(self) -> None:
         """Runs on a worker thread: the scheduler validates on the caller's. Raises :class:`RequestError`."""
-        several = len(self._requests) > 1
-        if several:
-            for index, request in enumerate(self._requests):
-                try:
-                    self._scheduler.engine.prepare(request)
-                except RequestError as error:
-                    raise RequestError(f"{error.field}[{index}]", error.message) from None
-        for request in self._requests:
-            if self._abandoned:
-                return
-            self.futures.append(self._scheduler.submit(request, self._deadline))
+        self.futures = self._scheduler.submit_all(self._requests, self._deadline)
+        if self._abandoned:
+            self.cancel_unfinished()
 
     def cancel_unfinished(self) -> None:
-        """Nobody waits any more. A submission that is still under way stops at its next request."""
+        """Nobody waits any more, not even for a submission that is still under way."""
         self._abandoned = True
         for request, future in zip(self._requests, self.futures, strict=False):
             if not future.done():

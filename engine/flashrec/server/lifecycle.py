@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 
 from flashrec.server.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
 
+class Places:
+    """Requests held at once, counted per process: ``counts`` are shared by all, this one writes its ``own`` only."""
+
+    def __init__(self, counts: MutableSequence[int] | None = None, own: int = 0) -> None:
+        self._counts = [0] if counts is None else counts
+        self._own = own
+
+    @property
+    def taken(self) -> int:
+        """The requests that all processes hold."""
+        return sum(self._counts)
+
+    def take(self) -> None:
+        self._counts[self._own] += 1
+
+    def give(self) -> None:
+        self._counts[self._own] -= 1
+
+
 class Lifecycle:
     """Shared by the routes, which read it, and by the process, which acts on it. Event-loop thread only."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: Places | None = None) -> None:
         self.draining = False
         self.fault: BaseException | None = None
-        self.in_flight = 0
+        self.places = places or Places()
         self.on_fault: Callable[[], None] = lambda: None
 
     def check_ready(self, retry_after_s: int) -> None:

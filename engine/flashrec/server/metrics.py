@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from flashrec.runtime.catalogs import Place
@@ -18,11 +20,17 @@ _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 
 
 class Metrics:
-    """What the server counts. The label ``endpoint`` is a route, never a path that a client made up."""
+    """What the server counts. The label ``endpoint`` is a route, never a path that a client made up.
+
+    Where several processes serve, each counts into files of ``shared`` (prometheus-client's multiprocess mode, which
+    ``PROMETHEUS_MULTIPROC_DIR`` turned on before it was imported), and each answers with the sum of all.
+    """
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Path | None = None) -> None:
+        self._shared = shared
+        self._watched: list[Collector] = []
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "flashrec_http_requests", "HTTP requests answered", ["endpoint", "status"], registry=self.registry
@@ -68,15 +76,22 @@ class Metrics:
 
     def watch(self, read: Callable[[], Mapping[str, Any]]) -> None:
         """Export what ``read`` returns as ``flashrec_engine_*`` gauges, read at each scrape."""
-        self.registry.register(_EngineStats(read))
+        self._watched.append(_EngineStats(read))
 
     def watch_catalogs(self, read: Callable[[], Mapping[str, Place]]) -> None:
         """Export the catalogs served, as ``flashrec_catalog_info``, read at each scrape."""
-        self.registry.register(_CatalogInfo(read))
+        self._watched.append(_CatalogInfo(read))
 
     def text(self) -> bytes:
         """The exposition format, as Prometheus scrapes it."""
-        return generate_latest(self.registry)
+        counted = self.registry
+        if self._shared is not None:
+            counted = CollectorRegistry()
+            MultiProcessCollector(counted, str(self._shared))
+        watched = CollectorRegistry()
+        for collector in self._watched:
+            watched.register(collector)
+        return generate_latest(counted) + generate_latest(watched)
 
 
 class _EngineStats(Collector):

@@ -1,4 +1,4 @@
-"""The outermost layer: request id, API key, no orders from foreign web pages, log line, counters."""
+"""The outermost layer: request id, API key, no foreign web pages or hosts, no search too many, log line, counters."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flashrec.server.auth import authorized, foreign_page
 from flashrec.server.errors import ApiError, as_api_error
+from flashrec.server.hosts import Hosts
 from flashrec.server.metrics import Metrics
 
 logger = logging.getLogger("flashrec.access")
@@ -25,11 +26,27 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Gate:
-    """Plain ASGI: a wrapper around ``receive`` would hide a client's disconnect from the routes."""
+    """Plain ASGI: a wrapper around ``receive`` would hide a client's disconnect from the routes.
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, metrics: Metrics) -> None:
+    ``searches`` serve a POST to their paths, and take a place each; ``check_room`` raises :class:`ApiError` where none
+    is left. They ask that again themselves; asked here as well, a refusal costs next to nothing.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_key: str | None,
+        hosts: Hosts,
+        searches: Mapping[str, ASGIApp],
+        check_room: Callable[[], None],
+        metrics: Metrics,
+    ) -> None:
         self._app = app
+        self._searches = searches
+        self._check_room = check_room
         self._api_key = api_key
+        self._hosts = hosts
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,7 +69,8 @@ class Gate:
         try:
             refusal = self._refusal(scope, headers)
             if refusal is None:
-                await self._app(scope, receive, send_with_id)
+                search = self._searches.get(scope["path"]) if scope["method"] == "POST" else None
+                await (search or self._app)(scope, receive, send_with_id)
             else:
                 self._metrics.errors.labels(refusal.kind).inc()
                 await refusal.response()(scope, receive, send_with_id)
@@ -65,6 +83,9 @@ class Gate:
             self._count(scope, request_id, status, time.perf_counter() - start)
 
     def _refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> ApiError | None:
+        elsewhere = self._hosts.refuses(headers.get(b"host"))
+        if elsewhere is not None:
+            return ApiError(403, "host_not_allowed", elsewhere, "host")
         key = headers.get(b"authorization", b"").decode("latin-1")
         if scope["path"] not in _OPEN and not authorized(key, self._api_key):
             return ApiError(401, "unauthorized", "authorization: send 'Bearer' and this server's API key")
@@ -72,10 +93,16 @@ class Gate:
             return ApiError(
                 403, "cross_origin", "origin: a web page of another origin may not ask this server", "origin"
             )
+        if scope["method"] == "POST" and scope["path"] in self._searches:
+            try:
+                self._check_room()
+            except ApiError as full:
+                return full
         return None
 
     def _count(self, scope: Scope, request_id: bytes, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "other")
+        known = scope["path"] if scope["path"] in self._searches else "other"
+        route = getattr(scope.get("route"), "path", known)
         self._metrics.requests.labels(route, str(status)).inc()
         self._metrics.latency.labels(route).observe(seconds)
         if logger.isEnabledFor(logging.INFO):

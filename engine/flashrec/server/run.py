@@ -1,4 +1,4 @@
-"""The serving process: socket, engine, signals, exit status."""
+"""A process that serves HTTP: socket, engine, signals, exit status."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import math
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
@@ -21,25 +22,27 @@ from flashrec.server.config import ServerConfig
 from flashrec.server.context import Context
 from flashrec.server.protocol import impatient
 
+if TYPE_CHECKING:
+    from flashrec.runtime.scheduler import Scheduler
+
 logger = logging.getLogger(__name__)
 
 
-def serve(engine_config: EngineConfig, config: ServerConfig) -> int:
-    """Load a checkpoint and serve it until SIGTERM, SIGINT or an engine fault.
-
-    Returns the process's exit status: 0 after a drained shutdown, 1 after an engine fault.
-
-    Raises:
-        ConfigError: the port is taken, or the prompt template is not valid.
-        FlashRecError: the checkpoint or the catalog cannot be loaded.
-    """
+def load_scheduler(engine_config: EngineConfig) -> Scheduler:
+    """A running scheduler for a checkpoint. Raises :class:`FlashRecError` where it cannot be loaded."""
     from flashrec.runtime.engine import Engine
     from flashrec.runtime.scheduler import Scheduler
 
+    scheduler = Scheduler(Engine(engine_config))
+    scheduler.start()
+    return scheduler
+
+
+def serve_alone(engine_config: EngineConfig, config: ServerConfig) -> int:
+    """Serve from this process alone; see :func:`flashrec.front.serve.serve`."""
     listener = bind(config.host, config.port)
     try:
-        scheduler = Scheduler(Engine(engine_config))
-        scheduler.start()
+        scheduler = load_scheduler(engine_config)
         app = create_app(scheduler, config)
     except BaseException:
         listener.close()
@@ -66,8 +69,11 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     )
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound socket, taken before the checkpoint is loaded. Raises :class:`ConfigError`."""
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A bound socket, taken before the checkpoint is loaded; ``shared`` with others of this port.
+
+    Raises :class:`ConfigError`.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -75,6 +81,8 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"host: cannot listen on {host}: {error.strerror}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()
@@ -88,7 +96,14 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, context: Context) -> None:
         super().__init__(config)
         self._context = context
-        context.lifecycle.on_fault = self._stop
+        context.lifecycle.on_fault = self.drain
+        self.on_started: Callable[[], None] = lambda: None
+        """Called when connections are taken."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.on_started()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -104,9 +119,10 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: stop waiting."""
-        self.force_exit = self.should_exit
-        self._stop()
+        self.drain(at_once=self.should_exit)
 
-    def _stop(self) -> None:
+    def drain(self, *, at_once: bool = False) -> None:
+        """Take no new request, finish those in hand and end; ``at_once``: do not even finish them. From any thread."""
         self._context.lifecycle.draining = True
+        self.force_exit = at_once
         self.should_exit = True

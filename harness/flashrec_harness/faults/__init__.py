@@ -14,7 +14,7 @@ from flashrec_harness.planting import PLANT_VARIABLE
 if PLANT_VARIABLE not in os.environ:
     raise ImportError(f"flashrec_harness.faults is for planted runs: name a fault in {PLANT_VARIABLE} (--plant NAME)")
 
-from flashrec_harness.faults import answers, cache, device, kernels, measuring, scheduling, search
+from flashrec_harness.faults import answers, cache, device, kernels, measuring, scheduling, search, serving
 from flashrec_harness.faults.registry import FAULTS, Catch, Fault, plant
 
 __all__ = [
@@ -29,4 +29,5 @@ __all__ = [
     "plant",
     "scheduling",
     "search",
+    "serving",
 ]

@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,6 +18,7 @@ from flashrec import torch_trace
 from flashrec.runtime.engine import Engine
 from flashrec.runtime.flight import Flight
 from flashrec.runtime.member import Member
+from flashrec.torch_trace import Span
 from flashrec_harness import baselines
 from flashrec_harness.faults.registry import Catch, fault
 from flashrec_harness.outcome import Outcome
@@ -89,7 +90,7 @@ def corrupted_trace() -> Iterator[None]:
     """The last third of a trace's events is lost when it is exported."""
     real = torch_trace.write_trace
 
-    def write_trace(recording: torch.profiler.profile, path: Path) -> None:
+    def write_trace(recording: torch.profiler.profile, path: Path, spans: Sequence[Span] = ()) -> None:
         export = recording.export_chrome_trace
 
         def cut(target: str) -> None:
@@ -100,7 +101,7 @@ def corrupted_trace() -> Iterator[None]:
             Path(target).write_bytes(orjson.dumps(body))
 
         with mock.patch.object(recording, "export_chrome_trace", cut):
-            real(recording, path)
+            real(recording, path, spans)
 
     with mock.patch("flashrec.profiler.write_trace", write_trace):
         yield

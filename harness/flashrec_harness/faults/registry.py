@@ -82,6 +82,16 @@ def parity(group: str) -> Catch:
     return Catch("parity", f"float64 oracle, {group}", only=f"float64 oracle, {group}")
 
 
+def soak(check: str, outcome: Outcome = Outcome.FAIL) -> Catch:
+    """A check of the soak: minutes of mixed load on a server."""
+    return Catch("soak", check, outcome)
+
+
+def overload(check: str, outcome: Outcome = Outcome.FAIL) -> Catch:
+    """A check of the overload: a multiple of a server's capacity."""
+    return Catch("overload", check, outcome)
+
+
 def on_gpu(check: str, *, fp8: bool = False) -> Catch:
     """A check of the trace suite that takes device events."""
     return Catch("trace", check, fp8=fp8, gpu=True)

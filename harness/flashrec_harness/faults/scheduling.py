@@ -21,7 +21,7 @@ from flashrec.runtime.member import Member, WaveKey
 from flashrec.runtime.member import validate as validate_request
 from flashrec.runtime.scheduler import Scheduler, Ticket
 from flashrec.runtime.stage import DecodeStage
-from flashrec_harness.faults.registry import fault
+from flashrec_harness.faults.registry import fault, soak
 
 
 @fault("id-keyed-cache", axis="mixed", tensor="seq_lens")
@@ -119,7 +119,7 @@ def last_catalog_for_all() -> Iterator[None]:
         yield
 
 
-@fault("answers-swapped", axis="arrival")
+@fault("answers-swapped", soak("answers equal those given alone"), axis="arrival")
 def answers_swapped() -> Iterator[None]:
     """The scheduler hands the answers of a wave of several requests to its tickets in reverse order."""
     real = Engine.finish
@@ -133,7 +133,7 @@ def answers_swapped() -> Iterator[None]:
         yield
 
 
-@fault("page-leak-on-cancel", axis="cancelled")
+@fault("page-leak-on-cancel", soak("nothing is held when nothing runs"), axis="cancelled")
 def page_leak_on_cancel() -> Iterator[None]:
     """A request that is cancelled while its wave runs keeps its last page for ever."""
     real = Scheduler._land

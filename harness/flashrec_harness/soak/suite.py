@@ -21,8 +21,6 @@ from flashrec_harness.soak.traffic import DISTURBANCES, Tally, Traffic
 from flashrec_harness.soak.watch import Held, Memory
 
 SUITE = "soak"
-FLAT = 0.02
-"""Growth of resident memory that counts as flat, as a share."""
 _ENOUGH = 60
 """Memory samples below which the bumps of reloads decide."""
 _LONGEST = 300
@@ -34,6 +32,7 @@ _POOL_TOKENS = 8192
 class SoakSettings:
     """``cases`` different requests are sent again and again, and a share ``cancelled`` of them is left before its
     answer; ``without`` names the disturbances of :data:`~flashrec_harness.soak.traffic.DISTURBANCES` to leave out.
+    Resident memory may grow by the share ``flat``.
     """
 
     minutes: float = 20.0
@@ -41,6 +40,7 @@ class SoakSettings:
     cases: int = 64
     cancelled: float = 0.1
     without: tuple[str, ...] = ()
+    flat: float = 0.02
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.without) - set(DISTURBANCES))
@@ -57,6 +57,20 @@ class SoakSettings:
         """Memory before this does not count: the allocator, the threads and the cache reach their size."""
         return min(120.0, self.seconds / 3)
 
+    @property
+    def patience_s(self) -> float:
+        """How long the server may take to let go of the last requests."""
+        return min(60.0, max(15.0, self.seconds / 4))
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds between two samples of memory: a second, or less where the load would leave too few."""
+        return min(1.0, self.seconds / (2 * _ENOUGH))
+
+
+QUICK = SoakSettings(minutes=0.75, cases=24, cancelled=0.3, flat=0.05)
+"""The short form: every rule but the long look at memory, which grows by a few per cent as it settles."""
+
 
 def run(context: SuiteContext, settings: SoakSettings | None = None) -> list[Check]:
     """Load our server on ``context``'s checkpoint (or the one at ``context.url``) and judge it."""
@@ -66,7 +80,7 @@ def run(context: SuiteContext, settings: SoakSettings | None = None) -> list[Che
         with Client(url) as client:
             catalog = _reload_body(client, context)
             expected = alone(cases, lambda case: _answer(client, case))
-            before = watch.held(client)
+            before = watch.held(client, settings.patience_s)
         files = watch.open_files(pid)
         with Client(url) as client:
             traffic = Traffic(
@@ -80,10 +94,10 @@ def run(context: SuiteContext, settings: SoakSettings | None = None) -> list[Che
                 catalog=catalog,
             )
             waves = _counter(client, "waves")
-            with watch.watched(pid) as memory:
+            with watch.watched(pid, settings.sample_s) as memory:
                 traffic.run(settings.seconds)
             waves = _counter(client, "waves") - waves
-            after = watch.held(client)
+            after = watch.held(client, settings.patience_s)
             repeated = alone(cases, lambda case: _answer(client, case))
         grown_files = None if files is None else (watch.open_files(pid) or 0) - files
     tally = traffic.tally
@@ -218,7 +232,7 @@ def _no_leaks(before: Held, after: Held, grown_files: int | None) -> Check:
 
 
 def _flat(memory: Memory, settings: SoakSettings, pid: int | None) -> Check:
-    name = f"memory is flat within {FLAT:.0%}"
+    name = f"memory is flat within {settings.flat:.0%}"
     if pid is None:
         return Check(SUITE, name, Outcome.NOT_RUN, "", reason="--url: the server's process is not this harness's")
     if sum(second >= settings.warm_up_s for second in memory.seconds) < _ENOUGH:
@@ -230,10 +244,10 @@ def _flat(memory: Memory, settings: SoakSettings, pid: int | None) -> Check:
     return Check(
         SUITE,
         name,
-        Outcome.PASS if change <= FLAT else Outcome.FAIL,
+        Outcome.PASS if change <= settings.flat else Outcome.FAIL,
         f"resident {first:.1f} MiB in the first fifth after a warm-up of {settings.warm_up_s:g} s, {last:.1f} in the "
         f"last: {change:+.2%} (medians; floors {floor[0]:.1f} and {floor[1]:.1f}); {len(memory.mib)} samples",
-        reason="" if change <= FLAT else f"resident memory grew by {change:.2%}",
+        reason="" if change <= settings.flat else f"resident memory grew by {change:.2%}",
         data={"first_mib": first, "last_mib": last, "floors_mib": floor, "warm_up_s": settings.warm_up_s},
         plots=[
             Plot(
@@ -241,7 +255,7 @@ def _flat(memory: Memory, settings: SoakSettings, pid: int | None) -> Check:
                 x_label="seconds",
                 y_label="MiB",
                 series=[Series("resident", memory.seconds, memory.mib, style="line")],
-                bands=[Band(first, first * (1 + FLAT), "allowed")],
+                bands=[Band(first, first * (1 + settings.flat), "allowed")],
             )
         ],
     )

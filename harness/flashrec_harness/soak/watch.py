@@ -14,8 +14,6 @@ import psutil
 from flashrec_harness.http_client import Client, json_of
 from flashrec_harness.load import percentile
 
-_SETTLE_S = 60.0
-SAMPLE_S = 1.0
 _NOTICE_S = 1.0
 
 
@@ -40,9 +38,9 @@ class Held:
         return {name: count for name, count in counts.items() if count}
 
 
-def held(client: Client) -> Held:
-    """Wait until nothing runs, flush the prefix cache, and count what is left."""
-    end = time.monotonic() + _SETTLE_S
+def held(client: Client, patience_s: float) -> Held:
+    """Wait until nothing runs, but no longer than ``patience_s``; flush the prefix cache, and count what is left."""
+    end = time.monotonic() + patience_s
     while True:
         server: Any = json_of(client.get("/server_info"))["server"]
         if server["in_flight"] == server["queue_depth"] == 0 or time.monotonic() > end:
@@ -64,7 +62,7 @@ def held(client: Client) -> Held:
 
 @dataclass(slots=True)
 class Memory:
-    """Resident memory of a process and its children in MiB, one sample a second, at ``seconds`` since the start."""
+    """Resident memory of a process and its children in MiB, sampled at ``seconds`` since the start."""
 
     seconds: list[float] = field(default_factory=list)
     mib: list[float] = field(default_factory=list)
@@ -78,7 +76,7 @@ class Memory:
 
 
 @contextmanager
-def watched(pid: int | None) -> Iterator[Memory]:
+def watched(pid: int | None, every_s: float) -> Iterator[Memory]:
     """Sample the memory of process ``pid`` while the block runs; nothing without one."""
     memory, stop = Memory(), threading.Event()
     if pid is None:
@@ -88,7 +86,7 @@ def watched(pid: int | None) -> Iterator[Memory]:
     start = time.monotonic()
 
     def sample() -> None:
-        while not stop.wait(SAMPLE_S):
+        while not stop.wait(every_s):
             memory.mib.append(_resident(processes))
             memory.seconds.append(time.monotonic() - start)
 

@@ -1,0 +1,253 @@
+"""The scheduler as a front sees it: the same calls, answered by the engine's process."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flashrec.config import EngineConfig
+from flashrec.errors import EngineFault
+from flashrec.front.board import Board
+from flashrec.front.stored import load
+from flashrec.front.wire import (
+    Answer,
+    Call,
+    Cancel,
+    FoundSids,
+    Hello,
+    Link,
+    LinkClosed,
+    PackedResult,
+    Reply,
+    Serve,
+    StoredCatalog,
+    StoredPlace,
+    Submit,
+    Taken,
+)
+from flashrec.profiler import ProfileOptions
+from flashrec.request import Beam, Request, Result
+from flashrec.runtime.catalogs import CatalogNames, Place, ServedCatalog
+from flashrec.runtime.results import WaveBeams
+from flashrec.sid.catalog import Catalog
+from flashrec.sid.layout import SidLayout
+from flashrec.torch_trace import Span
+
+
+class RemoteCatalogs(CatalogNames):
+    """The engine's catalogs, as it last told them; their host arrays are mapped, nothing is copied."""
+
+    def take(self, places: dict[str, StoredPlace]) -> None:
+        """From now on the names stand for these."""
+        self._places = {
+            name: Place(self._mapped(place.active), None if place.standby is None else self._mapped(place.standby))
+            for name, place in places.items()
+        }
+
+    def _mapped(self, stored: StoredCatalog) -> ServedCatalog:
+        known = self._living.get(stored.revision)
+        if known is None:
+            assert self.layout is not None
+            known = self._living[stored.revision] = load(stored, self.layout)
+        return known
+
+
+class RemoteEngine:
+    """What the server reads of the engine; see :class:`flashrec.server.backend.Engine`."""
+
+    def __init__(self, hello: Hello, tokenizer: Any, call: Callable[..., Any]) -> None:
+        self.config: EngineConfig = hello.engine_config
+        self.layout: SidLayout | None = hello.layout
+        self.tokenizer = tokenizer
+        self.catalogs = RemoteCatalogs(hello.layout)
+        self._call = call
+
+    @property
+    def catalog(self) -> Catalog | None:
+        served = self.catalogs.find(None)
+        return None if served is None else served.catalog
+
+    @property
+    def profiler(self) -> RemoteEngine:
+        return self
+
+    def status(self) -> dict[str, object]:
+        """The profiler's."""
+        status: dict[str, object] = self._call("profiler_status")
+        return status
+
+    def stats(self) -> dict[str, Any]:
+        stats: dict[str, Any] = self._call("stats")
+        return stats
+
+
+class RemoteScheduler:
+    """See :class:`flashrec.server.backend.Scheduler`.
+
+    What is wrong with a request comes back through its future. ``lost`` is called, on the receiving thread, when the
+    engine's process has gone.
+    """
+
+    def __init__(self, link: Link, hello: Hello, tokenizer: Any, board: Board) -> None:
+        self.engine = RemoteEngine(hello, tokenizer, self._call)
+        self.lost: Callable[[EngineFault], None] = lambda fault: None
+        self._link = link
+        self._board = board
+        self._numbers = itertools.count()
+        self._calls: dict[int, Future[Any]] = {}
+        self._pending: dict[str, tuple[Request, ServedCatalog | None, Future[Result]]] = {}
+        self._state = threading.Condition()
+        self._fault: EngineFault | None = None
+        self._stopping = False
+
+    @property
+    def queue_depth(self) -> int:
+        return self._board.queue_depth
+
+    @property
+    def rows_in_flight(self) -> int:
+        return self._board.rows_in_flight
+
+    def submit_all(self, requests: Sequence[Request], deadline: float | None = None) -> list[Future[Result]]:
+        named = [self._named(request) for request in requests]
+        futures: list[Future[Result]] = [Future() for _ in named]
+        with self._state:
+            if self._fault is not None:
+                raise self._fault
+            if self._stopping:
+                raise EngineFault("the engine is shutting down")
+            for (request, served), future in zip(named, futures, strict=True):
+                self._pending[request.rid] = request, served, future
+        self._send(Submit([request for request, _ in named], deadline))
+        return futures
+
+    def cancel(self, rid: str) -> None:
+        with self._state:
+            pending = self._pending.pop(rid, None)
+            self._state.notify_all()
+        if pending is not None:
+            pending[2].cancel()
+            self._send(Cancel(rid))
+
+    def flush_cache(self) -> int:
+        return int(self._call("flush_cache"))
+
+    def load_catalog(self, name: str, path: Path, *, activate: bool = True) -> Place:
+        self._call("load_catalog", name=name, path=path, activate=activate)
+        return self.engine.catalogs.places()[name]
+
+    def rollback_catalog(self, name: str) -> Place:
+        self._call("rollback_catalog", name=name)
+        return self.engine.catalogs.places()[name]
+
+    def drop_catalog(self, name: str) -> None:
+        self._call("drop_catalog", name=name)
+
+    def start_profile(self, options: ProfileOptions) -> None:
+        self._call("start_profile", options=options)
+
+    def stop_profile(self) -> None:
+        self._call("stop_profile")
+
+    def show(self, span: Span) -> None:
+        """A span of this process, for the trace that the engine's process records, if it does."""
+        if self._board.recording:
+            self._send(span)
+
+    def drain(self, timeout: float) -> bool:
+        """Refuse new requests and wait for those of this process; False when some are left."""
+        with self._state:
+            self._stopping = True
+            return self._state.wait_for(lambda: not self._pending, timeout)
+
+    def close(self) -> None:
+        """Whoever still waits gets :class:`EngineFault`. The link stays until the process ends."""
+        self._end(EngineFault("the engine is shutting down"))
+
+    def hear(self, message: Answer | Reply | Serve) -> None:
+        """Act on a message of the engine's process. One thread does."""
+        match message:
+            case Answer():
+                self._answer(message)
+            case Reply():
+                future = self._calls.pop(message.number)
+                if message.error is None:
+                    future.set_result(message.value)
+                else:
+                    future.set_exception(message.error)
+            case Serve():
+                self.engine.catalogs.take(message.places)
+                self._send(Taken(message.number))
+
+    def lose(self) -> None:
+        """The engine's process has gone."""
+        fault = EngineFault("the engine's process has gone")
+        self._end(fault)
+        self.lost(fault)
+
+    def _named(self, request: Request) -> tuple[Request, ServedCatalog | None]:
+        """The request, asking for the very revision that its beams will be read from here."""
+        if request.constrained is False:
+            return request, None
+        served = self.engine.catalogs.find(request.catalog)
+        return (request, None) if served is None else (replace(request, catalog=served.label), served)
+
+    def _answer(self, answer: Answer) -> None:
+        with self._state:
+            pending = self._pending.pop(answer.rid, None)
+            self._state.notify_all()
+        if pending is None:
+            return
+        request, served, future = pending
+        if not future.set_running_or_notify_cancel():
+            return
+        if isinstance(answer.outcome, PackedResult):
+            future.set_result(unpack(answer.outcome, request, served))
+        else:
+            future.set_exception(answer.outcome)
+
+    def _call(self, operation: str, **arguments: Any) -> Any:
+        """Run an operation over there and wait for it; never on the event loop."""
+        number, future = next(self._numbers), Future[Any]()
+        with self._state:
+            if self._fault is not None:
+                raise self._fault
+            self._calls[number] = future
+        self._send(Call(number, operation, arguments))
+        return future.result()
+
+    def _send(self, message: Submit | Cancel | Call | Taken | Span) -> None:
+        with contextlib.suppress(LinkClosed):  # the receiving thread finds out as well, and ends whatever waits
+            self._link.send(message)
+
+    def _end(self, fault: EngineFault) -> None:
+        with self._state:
+            self._fault = self._fault or fault
+            waiting = [future for _, _, future in self._pending.values()]
+            calls = list(self._calls.values())
+            self._pending.clear()
+            self._calls.clear()
+            self._state.notify_all()
+        for future in (*waiting, *calls):
+            if future.set_running_or_notify_cancel():
+                future.set_exception(fault)
+
+
+def unpack(packed: PackedResult, request: Request, served: ServedCatalog | None) -> Result:
+    """The result that :func:`flashrec.front.wire.pack` was given; its beams are made when they are looked at."""
+    beams: Sequence[Beam]
+    if isinstance(packed.beams, FoundSids):
+        assert served is not None
+        found = packed.beams
+        beams = WaveBeams([request], [len(found.ranks)], found.ranks, found.totals, served.catalog, served.layout).lazy(
+            0
+        )
+    else:
+        beams = packed.beams
+    return Result(request.rid, beams, packed.prompt_tokens, packed.cached_tokens, packed.score_space, packed.catalog)

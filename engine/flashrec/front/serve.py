@@ -1,0 +1,66 @@
+"""The serving process: with fronts, or speaking HTTP itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from dataclasses import replace
+
+from flashrec.config import EngineConfig
+from flashrec.errors import ConfigError
+from flashrec.server.config import ServerConfig
+from flashrec.server.run import bind, load_scheduler, serve_alone
+
+_CORES_PER_FRONT = 4
+_FRONTS = 4
+
+
+def serve(engine_config: EngineConfig, config: ServerConfig) -> int:
+    """Load a checkpoint and serve it until SIGTERM, SIGINT or an engine fault.
+
+    Returns the process's exit status: 0 after a drained shutdown, 1 after an engine fault.
+
+    Raises:
+        ConfigError: the port is taken, or the prompt template is not valid.
+        FlashRecError: the checkpoint or the catalog cannot be loaded, or a front process cannot serve.
+    """
+    count = _fronts_by_default(engine_config) if config.http_processes is None else config.http_processes
+    config = replace(config, http_processes=count)
+    if count == 0:
+        return serve_alone(engine_config, config)
+    from flashrec.front.fleet import Fleet
+
+    listeners = bind_shared(config.host, config.port, count)
+    with claim(listeners[0].getsockname()[:2]), contextlib.closing(Fleet(listeners, config)) as fleet:
+        return fleet.serve(load_scheduler(engine_config))
+
+
+def _fronts_by_default(engine_config: EngineConfig) -> int:
+    """Enough for what a device can answer; one on a CPU, where sockets beside the engine cost a quarter of its goodput
+    at four times its capacity (two cores, 2026-11-30)."""
+    cores = os.cpu_count() or 1
+    if engine_config.torch_device.type == "cuda":
+        return min(_FRONTS, cores // _CORES_PER_FRONT)
+    return 1 if cores > 1 else 0
+
+
+def bind_shared(host: str, port: int, count: int) -> list[socket.socket]:
+    """``count`` sockets on one port, among which the kernel spreads new connections. Raises :class:`ConfigError`."""
+    # A first socket that shares with nobody: two servers on one port would each get some of the connections.
+    with bind(host, port) as probe:
+        address = probe.getsockname()
+    return [bind(host, address[1], shared=True) for _ in range(count)]
+
+
+def claim(address: tuple[str, int]) -> socket.socket:
+    """What no other server of this machine may hold for ``address``: bound sockets that share a port, and do not
+    listen yet, would let a second server in. Raises :class:`ConfigError`.
+    """
+    guard = socket.socket(socket.AF_UNIX)
+    try:
+        guard.bind(f"\0flashrec/{address[0]}:{address[1]}")  # abstract: it goes with the process
+    except OSError:
+        guard.close()
+        raise ConfigError(f"port: another server is starting on {address[0]}:{address[1]}") from None
+    return guard

@@ -1,0 +1,190 @@
+"""What a front and the engine's process say to each other, over a pipe that nobody else can open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flashrec.config import EngineConfig
+from flashrec.errors import EngineFault, FlashRecError
+from flashrec.request import LazyBeams, Request, Result, ScoreSpace
+from flashrec.sid.layout import SidLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Front: queue all of these requests, or none. ``deadline`` is on the machine's monotonic clock."""
+
+    requests: Sequence[Request]
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Front: nobody waits for this request any more."""
+
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Front: run an operation of the scheduler or the engine; :class:`Reply` has the same ``number``."""
+
+    number: int
+    operation: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Front: serving; or why not."""
+
+    error: FlashRecError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Front: :class:`Serve` of that number is in force."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCatalog:
+    """A revision of a catalog whose arrays lie in the files of ``directory``: see :mod:`.stored`."""
+
+    name: str
+    revision: int
+    device_bytes: int
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlace:
+    """What a name stands for."""
+
+    active: StoredCatalog
+    standby: StoredCatalog | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Engine: what a front needs to know before it serves."""
+
+    engine_config: EngineConfig
+    layout: SidLayout | None
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Engine: the catalogs from now on."""
+
+    number: int
+    places: dict[str, StoredPlace]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSids:
+    """The beams of a search in a catalog: their rows in it, int32 [n], and their scores' sums, float32 [n]."""
+
+    ranks: NDArray[np.int32]
+    totals: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedResult:
+    """A :class:`~flashrec.request.Result` whose beams are found again in the front's copy of the catalog."""
+
+    beams: FoundSids | tuple[Any, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    score_space: ScoreSpace
+    catalog: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Engine: how a request ended."""
+
+    rid: str
+    outcome: PackedResult | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Engine: how a :class:`Call` ended."""
+
+    number: int
+    value: Any = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Engine: take no new request, finish those in hand and end; ``at_once``: do not even finish them."""
+
+    at_once: bool = False
+
+
+class LinkClosed(Exception):  # noqa: N818 - an end, not an error
+    """The other process has gone."""
+
+
+class Link:
+    """One end of the pipe: lists of messages, in order, from any thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+
+    def send(self, *messages: object) -> None:
+        """Raises :class:`LinkClosed`."""
+        data = pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
+        try:
+            with self._sending:
+                self._connection.send_bytes(data)
+        except OSError:
+            raise LinkClosed from None
+
+    def receive(self) -> tuple[Any, ...]:
+        """Wait for messages; one thread does. Raises :class:`LinkClosed`."""
+        try:
+            messages: tuple[Any, ...] = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise LinkClosed from None
+        return messages
+
+    def close(self) -> None:
+        """Hang up, from any thread: whoever receives, at either end, finds the link closed."""
+        # Not the descriptor itself: a thread that reads from it could find another file under its number.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as pipe:
+            pipe.shutdown(socket.SHUT_RDWR)
+
+
+def pack(result: Result) -> PackedResult:
+    """A result without what the front has as well."""
+    beams: FoundSids | tuple[Any, ...]
+    if isinstance(result.beams, LazyBeams):
+        arrays = result.beams.arrays()
+        beams = FoundSids(arrays.ranks, arrays.cumulative_logprob)
+    else:
+        beams = tuple(result.beams)
+    return PackedResult(beams, result.prompt_tokens, result.cached_tokens, result.score_space, result.catalog)
+
+
+def sendable(error: BaseException) -> Exception:
+    """The error as another process can read it: FlashRec's own as they are, others by what they say."""
+    if isinstance(error, FlashRecError):
+        return error
+    return EngineFault(f"{type(error).__name__}: {error}")

@@ -1,0 +1,41 @@
+"""When an overload's rounds decide: looks at an interval of the ratio, as many as were planned beforehand.
+
+The question is whether goodput is at least :data:`KEPT` of the capacity. Rounds come in groups; after each group the
+ratios so far give a two-sided interval (Student's t on their logarithms). It lies at or above :data:`KEPT` with its
+lower end: pass. It lies below with its upper end: fail. Otherwise another group follows, up to the last look, which
+leaves it open. Looking again and again at 95 % intervals would be wrong far more often than 5 % of the time, so each of
+``looks`` intervals has a confidence of 1 - 0.05 / ``looks`` (Bonferroni): with 95 % certainty all of them hold the true
+ratio, hence the one that decided as well. A server below :data:`KEPT` passes, and one above fails, at most 2.5 % of the
+time each.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from scipy.stats import t as student
+
+from flashrec_harness.outcome import Outcome
+
+KEPT = 0.9
+"""Share of the capacity that goodput may not fall below."""
+ERROR = 0.05
+"""Chance that any interval of a run misses the true ratio."""
+
+
+def interval(ratios: Sequence[float], looks: int) -> tuple[float, float]:
+    """One look's interval of the mean ratio, on the logarithms; two ratios or more."""
+    logs = [math.log(max(ratio, 1e-9)) for ratio in ratios]
+    quantile = float(student.ppf(1 - ERROR / looks / 2, len(logs) - 1))
+    centre, half = statistics.mean(logs), quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(centre - half), math.exp(centre + half)
+
+
+def verdict(ratios: Sequence[float], looks: int) -> Outcome:
+    """What one of ``looks`` looks says: *inconclusive* asks for more rounds."""
+    low, high = interval(ratios, looks)
+    if low >= KEPT:
+        return Outcome.PASS
+    return Outcome.FAIL if high < KEPT else Outcome.INCONCLUSIVE

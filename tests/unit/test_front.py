@@ -1,0 +1,383 @@
+"""Processes in front of the engine's: what crosses the pipe, who dies with whom, and what all of them share."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from server_support import FakeScheduler, error_of, make_scheduler, make_tokenizer, wait_until, write_checkpoint
+from test_server_process import Served
+
+from flashrec import Engine, EngineConfig, Request
+from flashrec.errors import CatalogStateError, ConfigError, EngineFault, NonFiniteError, QueueFullError, RequestError
+from flashrec.front.board import Board
+from flashrec.front.hub import Desk, Hub
+from flashrec.front.remote import RemoteScheduler, unpack
+from flashrec.front.serve import bind_shared, claim
+from flashrec.front.stored import load, store
+from flashrec.front.wire import Hello, Link, LinkClosed, Serve, pack
+from flashrec.request import Beam, LazyBeams
+from flashrec.server.run import bind
+
+BODY = b'{"input_ids": [1]}'
+HEAD = (
+    b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n" % len(BODY)
+)
+ROWS = ["item_id\tsid\ttitle", "solo\t<s_a_2><s_b_2>\tThe only one", "duo\t<s_a_2><s_b_2>\tThe other"]
+
+
+@dataclass
+class Pair:
+    """A hub over a scheduler without a model, and a front's scheduler, with a real pipe between."""
+
+    fake: FakeScheduler
+    hub: Hub
+    desk: Desk
+    front: RemoteScheduler
+    lost: list[EngineFault]
+
+    def ask(self, rid: str, n: int = 2, **fields: Any) -> Any:
+        (future,) = self.front.submit_all([Request(input_ids=(1, 2), n=n, rid=rid, **fields)])
+        return future
+
+
+def connect(hub: Hub, board: Board) -> tuple[Desk, RemoteScheduler, list[EngineFault]]:
+    ours, theirs = multiprocessing.Pipe()
+    desk, link = hub.attach(Link(ours)), Link(theirs)
+    hello, serve = link.receive()
+    assert isinstance(hello, Hello)
+    assert isinstance(serve, Serve)
+    front = RemoteScheduler(link, hello, make_tokenizer(), board)
+    lost: list[EngineFault] = []
+    front.lost = lost.append
+    front.hear(serve)
+
+    def hear() -> None:
+        try:
+            while True:
+                for message in link.receive():
+                    front.hear(message)
+        except LinkClosed:
+            front.lose()
+
+    threading.Thread(target=hear, daemon=True).start()
+    return desk, front, lost
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    fake = make_scheduler(tmp_path)
+    fake.on_wave = lambda: None  # type: ignore[attr-defined]
+    board = Board(multiprocessing.get_context("spawn"), 1)
+    (tmp_path / "files").mkdir()
+    hub = Hub(fake, board, tmp_path / "files")  # type: ignore[arg-type]
+    yield Pair(fake, hub, *connect(hub, board))
+    hub.close()
+
+
+def test_an_answer_is_what_the_scheduler_gave(pair: Pair) -> None:
+    request = Request(input_ids=(1, 2), n=3, rid="a", catalog="default@1")
+    result = pair.ask("a", 3).result(5)
+    assert result == pair.fake.result(request)
+    assert pair.fake.submitted == [request], "the name is resolved where the beams will be read"
+
+
+def test_a_list_arrives_together_and_its_error_names_the_place(pair: Pair) -> None:
+    bad = [Request(input_ids=(1,), rid="b"), Request(input_ids=(999,), rid="c")]
+    first, second = pair.front.submit_all(bad)
+    for future in (first, second):
+        with pytest.raises(RequestError) as caught:
+            future.result(5)
+        assert caught.value.field == "input_ids[1]"
+    assert pair.fake.submitted == []
+
+
+@pytest.mark.parametrize(
+    "error", [QueueFullError("full"), NonFiniteError("nan"), RequestError("n", "too wide"), EngineFault("gone")]
+)
+def test_errors_arrive_as_they_are(pair: Pair, error: Exception) -> None:
+    if isinstance(error, QueueFullError):
+        pair.fake.refuse = error
+    else:
+        pair.fake.fail = error
+    with pytest.raises(type(error)) as caught:
+        pair.ask("a").result(5)
+    assert str(caught.value) == str(error)
+    assert vars(caught.value) == vars(error)
+
+
+def test_another_error_says_what_it_was(pair: Pair) -> None:
+    pair.fake.fail = ValueError("surprise")
+    with pytest.raises(EngineFault, match="ValueError: surprise"):
+        pair.ask("a").result(5)
+
+
+def test_a_cancelled_request_is_cancelled_there_and_answered_to_nobody(pair: Pair) -> None:
+    pair.fake.hold = True
+    future = pair.ask("a")
+    wait_until(lambda: "a" in pair.fake.pending)
+    pair.front.cancel("a")
+    wait_until(lambda: pair.fake.cancelled == ["a"])
+    assert future.cancelled()
+    assert pair.front.drain(1.0)
+
+
+def test_a_front_that_goes_takes_its_requests_with_it(pair: Pair) -> None:
+    pair.fake.hold = True
+    for rid in "abc":
+        pair.ask(rid)
+    wait_until(lambda: len(pair.fake.pending) == 3)
+    pair.desk.close()
+    wait_until(lambda: sorted(pair.fake.cancelled) == ["a", "b", "c"])
+    wait_until(lambda: len(pair.lost) == 1)
+    with pytest.raises(EngineFault, match="has gone"):
+        pair.ask("d")
+
+
+def test_an_engine_that_goes_fails_whoever_waits(pair: Pair) -> None:
+    pair.fake.hold = True
+    future = pair.ask("a")
+    wait_until(lambda: "a" in pair.fake.pending)
+    pair.hub.close()
+    with pytest.raises(EngineFault, match="engine's process has gone"):
+        future.result(5)
+    with pytest.raises(EngineFault, match="engine's process has gone"):
+        pair.front.flush_cache()
+
+
+def test_calls_cross_with_their_results_and_errors(pair: Pair) -> None:
+    assert pair.front.flush_cache() == 7
+    assert pair.fake.flushes == 1
+    assert pair.front.engine.stats() == pair.fake.engine.stats()
+    assert pair.front.engine.profiler.status()["state"] == "idle"
+    with pytest.raises(CatalogStateError, match="no other revision"):
+        pair.front.rollback_catalog("default")
+
+
+def test_catalogs_are_in_force_at_every_front_when_a_change_returns(pair: Pair, tmp_path: Path) -> None:
+    _, other, _ = connect(pair.hub, Board(multiprocessing.get_context("spawn"), 1))
+    new = tmp_path / "new.tsv"
+    new.write_text("\n".join(ROWS) + "\n")
+    place = pair.front.load_catalog("default", new)
+    for front in (pair.front, other):
+        served = front.engine.catalogs.find(None)
+        assert served is not None
+        assert served.label == place.active.label == "default@2"
+        assert served.catalog.items_of(0) == ("solo", "duo")
+        assert served.catalog.title_of("duo") == "The other"
+    assert pair.ask("a").result(5).catalog == "default@2"
+    assert pair.front.rollback_catalog("default").active.label == "default@1"
+    assert other.engine.catalogs.find(None).label == "default@1"  # type: ignore[union-attr]
+    third = pair.front.load_catalog("default", new)
+    assert third.active.label == "default@3"
+    kept = {path.name for path in (tmp_path / "files").iterdir()}
+    assert kept == {"catalog-1", "catalog-3"}, "the files of what no name stands for are deleted"
+
+
+def test_a_stored_catalog_is_the_same_catalog(pair: Pair, tmp_path: Path) -> None:
+    served = pair.fake.engine.catalogs.find(None)
+    assert served is not None
+    copy = load(store(served, tmp_path / "copy"), served.layout)
+    for name in ("sids", "item_start"):
+        assert np.array_equal(getattr(copy.catalog, name), getattr(served.catalog, name))
+    assert list(copy.catalog.items) == list(served.catalog.items)
+    assert copy.catalog.titles is not None
+    assert list(copy.catalog.titles) == list(served.catalog.titles or ())
+    assert copy.catalog.rank([(0, 2), (1, 1), (9, 9)]).tolist() == [1, 2, -1]
+    assert copy.catalog.ranks_of_items(["kiwi", "pear"]).tolist() == [0, 2]
+    assert (copy.catalog.digest, copy.label) == (served.catalog.digest, served.label)
+    assert not copy.catalog.sids.flags.writeable
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def test_beams_are_the_engine_s_to_the_bit(checkpoint: Path, tmp_path: Path) -> None:
+    engine = Engine(
+        EngineConfig(
+            model_path=checkpoint, sid_vocab_file=checkpoint / "items.tsv", device="cpu", kv_pool_tokens=4096,
+            invariance_check=False,
+        )
+    )  # fmt: skip
+    requests = [
+        Request(input_ids=(1, 2, 3), n=4, rid="a", length_penalty=0.5),
+        Request(input_ids=(4, 5), n=3, rid="b", exclude_items=("apple",)),
+        Request(input_ids=(6,), n=2, rid="c", allow_items=("pear", "kiwi")),
+        Request(input_ids=(7, 8), n=2, rid="d", constrained=False, max_tokens=2),
+    ]
+    served = engine.catalogs.find(None)
+    assert served is not None
+    copy = load(store(served, tmp_path / "copy"), served.layout)
+    for request, result in zip(requests, engine.generate(requests), strict=True):
+        again = unpack(pack(result), request, copy)
+        assert isinstance(again.beams, LazyBeams) == (request.rid != "d")
+        assert again == result
+        assert [beam.score.hex() for beam in again.beams] == [beam.score.hex() for beam in result.beams]
+        assert all(isinstance(beam, Beam) for beam in again.beams)
+
+
+def test_a_link_closed_by_either_end_wakes_who_receives() -> None:
+    for closing in (0, 1):
+        links = [Link(connection) for connection in multiprocessing.Pipe()]
+        threading.Timer(0.05, links[closing].close).start()
+        for link in links:
+            with pytest.raises(LinkClosed):
+                link.receive()
+            with pytest.raises(LinkClosed):
+                link.send("x")
+
+
+def test_a_shared_port_is_shared_with_no_other_server() -> None:
+    with bind("127.0.0.1", 0) as alone:
+        alone.listen()
+        port = alone.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            bind_shared("127.0.0.1", port, 2)
+    sockets = bind_shared("127.0.0.1", 0, 2)
+    address = sockets[0].getsockname()
+    assert sockets[1].getsockname() == address
+    with claim(address), pytest.raises(ConfigError, match=f"another server is starting on 127.0.0.1:{address[1]}"):
+        claim(address)
+    claim(address).close()
+    for each in sockets:
+        each.listen()
+    with pytest.raises(ConfigError, match="cannot listen"):
+        bind("127.0.0.1", address[1])
+    for each in sockets:
+        each.close()
+
+
+@pytest.fixture
+def process(checkpoint: Path, tmp_path: Path) -> Iterator[tuple[Served, str]]:
+    arguments = ["-m", "flashrec", "serve", "--model-path", str(checkpoint), "--port", "0", "--device", "cpu"]
+    arguments += ["--sid-vocab-file", str(checkpoint / "items.tsv"), "--kv-pool-tokens", "4096", "--max-in-flight", "2"]
+    arguments += ["--http-processes", "2", "--no-invariance-check"]
+    server = Served(arguments, tmp_path / "log")
+    try:
+        yield server, server.url()
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def fronts_of(server: Served) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children()
+    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+
+
+def asked(url: str, **params: Any) -> httpx.Response:
+    return httpx.post(f"{url}/generate", json={"input_ids": [1, 2], "sampling_params": params}, timeout=30)
+
+
+def counted(url: str) -> float:
+    text = httpx.get(f"{url}/metrics").text
+    return sum(
+        float(line.split()[-1])
+        for line in text.splitlines()
+        if line.startswith('flashrec_http_requests_total{endpoint="/generate"')
+    )
+
+
+def test_a_front_that_dies_is_replaced_and_no_count_is_lost(process: tuple[Served, str]) -> None:
+    server, url = process
+    for _ in range(20):  # a connection each: both fronts get some
+        assert asked(url, n=2).status_code == 200
+    assert counted(url) == 20
+    victim, other = fronts_of(server)
+    victim.send_signal(signal.SIGKILL)
+    wait_until(lambda: re.search(r"front process \d ended with status -9", server.log.read_text()), 10)
+
+    def replaced() -> bool:
+        fronts = fronts_of(server)
+        return other in fronts and len(fronts) == 2 and victim not in fronts
+
+    wait_until(replaced, 30)
+    for _ in range(20):  # what lands at the new one waits until it serves
+        assert asked(url, n=2).status_code == 200
+    assert counted(url) == 40
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0, server.log.read_text()
+
+
+def test_when_the_engine_s_process_is_killed_its_fronts_end(process: tuple[Served, str]) -> None:
+    server, _ = process
+    fronts = fronts_of(server)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    _, alive = psutil.wait_procs(fronts, timeout=15)
+    assert alive == []
+
+
+def test_draining_answers_what_is_held_and_refuses_connections(process: tuple[Served, str]) -> None:
+    server, url = process
+    port = int(url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.sendall(HEAD + BODY[:5])
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+
+        def refused() -> bool:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            except ConnectionRefusedError:
+                return True
+            return False
+
+        wait_until(refused, 10)
+        slow.sendall(BODY[5:])
+        slow.settimeout(20)
+        assert slow.recv(4096).startswith(b"HTTP/1.1 200")
+    assert server.process.wait(15) == 0, server.log.read_text()
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_places_are_counted_over_all_fronts(process: tuple[Served, str]) -> None:
+    """``--max-in-flight 2``: two bodies that are under way fill the server, whichever fronts hold them."""
+    _, url = process
+    port = int(url.rpartition(":")[2])
+    holders = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
+    for holder in holders:
+        holder.sendall(HEAD + BODY[:1])
+    wait_until(lambda: httpx.get(f"{url}/server_info").json()["server"]["in_flight"] == 2)
+    for _ in range(8):
+        assert error_of(asked(url, n=1))["code"] == "queue_full"
+    for holder in holders:
+        holder.close()
+    wait_until(lambda: httpx.get(f"{url}/server_info").json()["server"]["in_flight"] == 0)
+    assert asked(url, n=1).status_code == 200
+
+
+def test_a_template_that_no_front_can_use_stops_the_start(checkpoint: Path, tmp_path: Path) -> None:
+    template = tmp_path / "broken.jinja"
+    template.write_text("{{ history")
+    arguments = ["-m", "flashrec", "serve", "--model-path", str(checkpoint), "--port", "0", "--device", "cpu"]
+    arguments += ["--http-processes", "1", "--no-invariance-check", "--prompt-template", str(template)]
+    server = Served(arguments, tmp_path / "log")
+    assert server.process.wait(60) == 2
+    assert "flashrec: prompt_template: " in server.log.read_text()
+    assert not [each for each in psutil.process_iter(["ppid"]) if each.info["ppid"] == server.process.pid]
+
+
+def test_signals_to_the_whole_group_drain_as_well(process: tuple[Served, str]) -> None:
+    server, url = process
+    assert asked(url, n=1).status_code == 200
+    for front in fronts_of(server):
+        front.send_signal(signal.SIGTERM)
+    os.kill(server.process.pid, signal.SIGTERM)
+    assert server.process.wait(30) == 0, server.log.read_text()
