@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from numpy.typing import NDArray
 
 from flashrec.errors import ConfigError
+from flashrec.kvcache import radix
 from flashrec.kvcache.pool import SCRATCH_PAGE, KVPool, PoolExhaustedError
 from flashrec.kvcache.radix import PageNode, RadixCache, page_tag
 
@@ -116,6 +117,31 @@ def test_eviction_takes_the_least_recently_used_leaf_and_spares_readers() -> Non
     assert cache.match(tokens(1, 1, 1, 1, 9)) == []
     assert cache.match(tokens(2, 2, 2, 2, 9)) == read
     assert cache.stats.evicted_pages == 2
+
+
+def test_eviction_costs_by_what_it_evicts_not_by_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server's cache is always full: each request of each wave evicts a few of many thousand pages."""
+    cache = RadixCache(make_pool(2003))
+    for prompt in range(1000):
+        keep(cache, *range(10 * prompt, 10 * prompt + 2 * PAGE + 1))
+    for prompt in range(0, 1000, 2):  # every other one is used again, after all the others
+        path = cache.match(tokens(*range(10 * prompt, 10 * prompt + 2 * PAGE + 1)))
+        cache.lock(path)
+        cache.unlock(path)
+    looked_at = 0
+    real = radix._evictable
+
+    def counted(node: PageNode) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        return real(node)
+
+    monkeypatch.setattr(radix, "_evictable", counted)
+    for _ in range(100):
+        assert cache.evict(2) == 2
+    assert looked_at < 100 * 20
+    kept = {prompt for prompt in range(1000) if cache.match(tokens(*range(10 * prompt, 10 * prompt + 2 * PAGE + 1)))}
+    assert kept == set(range(1000)) - set(range(1, 200, 2)), "the hundred that were used longest ago have gone"
 
 
 def test_eviction_works_up_a_branch() -> None:

@@ -38,8 +38,10 @@ def eviction_ignores_readers() -> Iterator[None]:
     real_evict = RadixCache.evict
 
     def evict(self: RadixCache, count: int) -> int:
+        self._candidates.clear()
         for node in _nodes(self):
-            node.last_used, node.readers = -node.last_used, 0
+            node.last_used, node.readers, node.queued = -node.last_used, 0, False
+            self._queue(node)
         return real_evict(self, count)
 
     def evictable(self: RadixCache) -> int:
