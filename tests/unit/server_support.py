@@ -26,7 +26,7 @@ from flashrec.runtime.catalogs import DEFAULT, Catalogs, Place
 from flashrec.server.app import create_app
 from flashrec.server.config import ServerConfig
 from flashrec.server.context import Context
-from flashrec.server.run import DrainingServer, bind, uvicorn_config
+from flashrec.server.run import DrainingServer, bind
 from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout, infer_layout
 
@@ -254,16 +254,15 @@ class Running:
 def running(scheduler: Any, config: ServerConfig) -> Iterator[Running]:
     """Serve ``scheduler`` from a thread; the server has ended when the block has."""
     app = create_app(scheduler, config)
-    context: Context = app.state.context
     listener = bind(config.host, config.port)
     port = listener.getsockname()[1]
-    server = DrainingServer(uvicorn_config(app, config), context)
+    server = DrainingServer(app, config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     wait_until(lambda: server.started)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            yield Running(client, scheduler, context, server, port)
+            yield Running(client, scheduler, app.context, server, port)
     finally:
         server.should_exit = True
         thread.join(30)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import socket
 import sys
-import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,9 +20,8 @@ from flashrec.profiler import trace_range
 from flashrec.runtime.loading import load_tokenizer
 from flashrec.server.app import create_app
 from flashrec.server.config import ServerConfig
-from flashrec.server.context import Context
 from flashrec.server.lifecycle import Places
-from flashrec.server.run import DrainingServer, uvicorn_config
+from flashrec.server.run import DrainingServer
 
 logger = logging.getLogger(__name__)
 
@@ -64,25 +63,32 @@ def run_front(post: Post) -> None:
     except FlashRecError as error:
         link.send(Ready(error))
         sys.exit(1)
-    context: Context = app.state.context
-    server = DrainingServer(uvicorn_config(app, post.config), context)
-    server.on_started = lambda: link.send(Ready())
-    scheduler.lost = context.lifecycle.report_fault
+    server = DrainingServer(app, post.config)
+    server.on_started = lambda: _listen(link, scheduler, server)
+    scheduler.lost = app.context.lifecycle.report_fault
     trace_range.watch = scheduler.show
-    threading.Thread(target=_hear, args=(link, scheduler, server), name="flashrec-hear", daemon=True).start()
     gc.collect()
     gc.freeze()
     server.run(sockets=[post.listener])
-    sys.exit(0 if context.lifecycle.fault is None else 1)
+    sys.exit(0 if app.context.lifecycle.fault is None else 1)
 
 
-def _hear(link: Link, scheduler: RemoteScheduler, server: DrainingServer) -> None:
-    try:
-        while True:
-            for message in link.receive():
-                if isinstance(message, Drain):
-                    server.drain(at_once=message.at_once)
-                else:
-                    scheduler.hear(message)
-    except LinkClosed:
-        scheduler.lose()
+def _listen(link: Link, scheduler: RemoteScheduler, server: DrainingServer) -> None:
+    """Hear the engine's process on the event loop, which a thread would have to wake, and say that this one serves."""
+    loop = asyncio.get_running_loop()
+
+    def heard() -> None:
+        try:
+            messages = link.receive()
+        except LinkClosed:
+            loop.remove_reader(link.fileno())
+            scheduler.lose()
+            return
+        for message in messages:
+            if isinstance(message, Drain):
+                server.drain(at_once=message.at_once)
+            else:
+                scheduler.hear(message)
+
+    loop.add_reader(link.fileno(), heard)
+    link.send(Ready())

@@ -165,6 +165,10 @@ class Link:
             raise LinkClosed from None
         return messages
 
+    def fileno(self) -> int:
+        """For an event loop: readable when :meth:`receive` has something to say."""
+        return self._connection.fileno()
+
     def close(self) -> None:
         """Hang up, from any thread: whoever receives, at either end, finds the link closed."""
         # Not the descriptor itself: a thread that reads from it could find another file under its number.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,6 +50,14 @@ _BODIES: dict[str, type[Body]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Application:
+    """What a server runs, and what its routes share."""
+
+    asgi: Gate
+    context: Context
+
+
 def create_app(
     scheduler: Scheduler,
     config: ServerConfig,
@@ -56,7 +65,7 @@ def create_app(
     places: Places | None = None,
     metrics_dir: Path | None = None,
     small_bytes: int = 0,
-) -> FastAPI:
+) -> Application:
     """Build the application. ``scheduler`` is started; the application drains and closes it on shutdown.
 
     Where several processes serve, ``places`` and ``metrics_dir`` are what they share: see :mod:`flashrec.front`.
@@ -80,23 +89,22 @@ def create_app(
     context.metrics.watch(lambda: _gauges(context))
     context.metrics.watch_catalogs(engine.catalogs.places)
     app = FastAPI(title="FlashRec", version=flashrec.__version__, lifespan=_lifespan(context))
-    app.state.context = context
     searches = _add_search_routes(app, context)
     add_health_routes(app, context)
     add_info_routes(app, context)
     add_control_routes(app, context)
     add_catalog_routes(app, context)
     _add_error_handlers(app, context)
-    app.add_middleware(
-        Gate,
+    describe(app, _BODIES, needs_key=config.api_key is not None)
+    gate = Gate(
+        app,
         api_key=config.api_key,
         hosts=served_hosts(config.host, config.allowed_hosts),
         searches=searches,
         check_room=lambda: check_room(context),
         metrics=context.metrics,
     )
-    describe(app, _BODIES, needs_key=config.api_key is not None)
-    return app
+    return Application(gate, context)
 
 
 def _gauges(context: Context) -> dict[str, Any]:

@@ -13,13 +13,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
-from fastapi import FastAPI
 
 from flashrec.config import EngineConfig
 from flashrec.errors import ConfigError
-from flashrec.server.app import create_app
+from flashrec.server.app import Application, create_app
 from flashrec.server.config import ServerConfig
-from flashrec.server.context import Context
 from flashrec.server.protocol import impatient
 
 if TYPE_CHECKING:
@@ -47,22 +45,22 @@ def serve_alone(engine_config: EngineConfig, config: ServerConfig) -> int:
     except BaseException:
         listener.close()
         raise
-    context: Context = app.state.context
-    server = DrainingServer(uvicorn_config(app, config), context)
+    server = DrainingServer(app, config)
     host, port = listener.getsockname()[:2]
-    logger.info("serving %s on http://%s:%d", context.model_name, host, port)
+    logger.info("serving %s on http://%s:%d", app.context.model_name, host, port)
     server.run(sockets=[listener])
-    return 1 if context.lifecycle.fault is not None else 0
+    return 1 if app.context.lifecycle.fault is not None else 0
 
 
-def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
+def _uvicorn_config(app: Application, config: ServerConfig) -> uvicorn.Config:
     """uvicorn without its own logs and headers; it waits for running requests as long as ``config`` says."""
     return uvicorn.Config(
-        app,
+        app.asgi,
         http=impatient(config.body_timeout_s),
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         lifespan="on",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=math.ceil(config.drain_timeout_s),
@@ -93,10 +91,10 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
 class DrainingServer(uvicorn.Server):
     """Ends with the process's own exit status after a signal, where uvicorn would raise the signal again."""
 
-    def __init__(self, config: uvicorn.Config, context: Context) -> None:
-        super().__init__(config)
-        self._context = context
-        context.lifecycle.on_fault = self.drain
+    def __init__(self, app: Application, config: ServerConfig) -> None:
+        super().__init__(_uvicorn_config(app, config))
+        self._lifecycle = app.context.lifecycle
+        self._lifecycle.on_fault = self.drain
         self.on_started: Callable[[], None] = lambda: None
         """Called when connections are taken."""
 
@@ -123,6 +121,6 @@ class DrainingServer(uvicorn.Server):
 
     def drain(self, *, at_once: bool = False) -> None:
         """Take no new request, finish those in hand and end; ``at_once``: do not even finish them. From any thread."""
-        self._context.lifecycle.draining = True
+        self._lifecycle.draining = True
         self.force_exit = at_once
         self.should_exit = True
