@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from starlette.types import Message, Receive, Scope, Send
 
 from flashrec.errors import DeadlineError
+from flashrec.front.stored import load
+from flashrec.front.wire import StoredCatalog
 from flashrec.runtime.admission import Admission
 from flashrec.runtime.catalogs import Catalogs, Place, ServedCatalog
 from flashrec.runtime.engine import Engine
@@ -25,6 +27,7 @@ from flashrec.server.errors import ApiError, as_api_error
 from flashrec.server.lifecycle import Places
 from flashrec.server.middleware import Gate
 from flashrec.sid.catalog import Catalog
+from flashrec.sid.layout import SidLayout
 from flashrec_harness.faults.registry import fault, overload, soak
 from flashrec_harness.outcome import Outcome
 
@@ -59,6 +62,13 @@ def reload_renames_items() -> Iterator[None]:
             wrong.append(served.catalog)
         return found
 
+    def loading(stored: StoredCatalog, layout: SidLayout) -> ServedCatalog:
+        # Where a front renders the answers, from its own copy.
+        found = load(stored, layout)
+        if found.revision > 2:
+            wrong.append(found.catalog)
+        return found
+
     def moved(catalog: Catalog) -> int:
         return int(any(catalog is one for one in wrong))
 
@@ -70,6 +80,7 @@ def reload_renames_items() -> Iterator[None]:
 
     with (
         mock.patch.object(Catalogs, "place", placing),
+        mock.patch("flashrec.front.remote.load", loading),
         mock.patch.object(Catalog, "items_of", one),
         mock.patch.object(Catalog, "items_of_all", several),
     ):
