@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import xml.etree.ElementTree as ET
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flashrec_harness import hardware
 from flashrec_harness.children import ChildError, run_module
 from flashrec_harness.outcome import Check, Outcome, SuiteContext, count, worst
 from flashrec_harness.runner import Session
@@ -103,12 +105,19 @@ def unit_tests(context: SuiteContext) -> list[Check]:
     report = (context.out_dir / "pytest.xml").resolve()
     arguments = [str(tests), "-q", f"--rootdir={tests.parent.parent}", f"--junitxml={report}"]
     arguments += ["-m", "not slow"] if context.quick else []
+    arguments += _workers()
     error = ""
     try:
         run_module("pytest", arguments, log=context.out_dir / "pytest.log", timeout_s=UNIT_TIMEOUT_S)
     except ChildError as failure:
         error = str(failure)
     return [judge_junit(report, error, repeat=f"python -m pytest {tests.relative_to(tests.parent.parent)}")]
+
+
+def _workers() -> list[str]:
+    """pytest-xdist's workers, file by file; none beside a GPU, which they would share, or on one core."""
+    count = min(4, len(os.sched_getaffinity(0)))
+    return [] if hardware.has_gpu() or count == 1 else ["-n", str(count), "--dist", "loadfile"]
 
 
 def judge_junit(report: Path, error: str, *, repeat: str) -> Check:
