@@ -226,6 +226,12 @@ def trace(
     fp8_gemms: Annotated[
         int | None, typer.Option("--fp8-gemms", help="FP8 products that each forward pass in FILE should show.")
     ] = None,
+    search_share: Annotated[
+        float | None,
+        typer.Option(
+            "--search-share", min=0, max=1, help="Most that head, expansion and trie in FILE may take of decode."
+        ),
+    ] = None,
     trim: Annotated[
         Path | None, typer.Option("--trim", help="Write a small copy of FILE: a few waves, at most 300 KB.")
     ] = None,
@@ -249,7 +255,7 @@ def trace(
         from flashrec_harness.tracing.trim import trim as trimmed
 
         shown = file if trim is None else trimmed(file, trim, waves)
-        raise typer.Exit(picture.show_file(shown, html, _console, fp8_gemms=fp8_gemms))
+        raise typer.Exit(picture.show_file(shown, html, _console, fp8_gemms=fp8_gemms, search_share=search_share))
     context = _context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed)
     _one_suite("trace", context, reports_dir, strict=strict, budget=budget)
 

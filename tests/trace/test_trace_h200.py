@@ -6,10 +6,12 @@ wrote under the fault that the name stands for (``--plant eager-decode``, ``bf16
 
 from __future__ import annotations
 
+import gzip
 import io
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
 import pytest
 from rich.console import Console
 
@@ -21,6 +23,10 @@ from flashrec_harness.tracing.trim import MAX_BYTES
 DATA = Path(__file__).parent / "data"
 FP8_GEMMS = 28 * 4
 """Products of a forward pass: 28 layers (Qwen3-1.7B's shape) of four projections."""
+
+LAYER_KERNELS = (
+    "gemm_e4m3", "qqtst", "_rms_norm", "_quant", "_silu_mul", "_qk_norm_rope_store", "context_kernel", "merge_kernel",
+)  # fmt: skip
 
 GRAPH, BOUND, STALLS, FP8 = (
     "decode by graph replay",
@@ -70,6 +76,40 @@ def test_the_verdict_is_what_the_name_says(name: str) -> None:
 def test_it_is_of_an_h200_and_small(name: str) -> None:
     assert (DATA / name).stat().st_size <= MAX_BYTES
     assert "H200" in judged(DATA / name)["trace is whole"].data["devices"][0]
+
+
+def test_the_search_s_share_of_decode_is_measured_and_bounded() -> None:
+    """Against a sum made here, kernel by kernel, and a bound just above and just below it."""
+    path = DATA / "h200-sync.json.gz"  # its waves do not overlap
+    body = orjson.loads(gzip.decompress(path.read_bytes()))
+    spans = sorted(
+        (event["ts"], event["ts"] + event["dur"]) for event in body["traceEvents"] if event["name"] == "flashrec.decode"
+    )
+    replays = {
+        event["args"]["correlation"]
+        for event in body["traceEvents"]
+        if event["name"] == "cudaGraphLaunch" and any(start <= event["ts"] <= end for start, end in spans[1:])
+    }
+    kernels = [event for event in body["traceEvents"] if event.get("args", {}).get("correlation") in replays]
+    kernels = sorted((k for k in kernels if k["cat"] in ("kernel", "gpu_memcpy", "gpu_memset")), key=lambda k: k["ts"])
+    search = total = end = 0.0
+    for kernel in kernels:
+        own = max(0.0, kernel["ts"] + kernel["dur"] - max(kernel["ts"], end))
+        end = max(end, kernel["ts"] + kernel["dur"])
+        layer = any(part in kernel["name"] for part in LAYER_KERNELS) or kernel["cat"] == "gpu_memset"
+        total, search = total + own, search + (0.0 if layer else own)
+    assert len(replays) >= 2
+    share = search / total
+    assert 0.01 < share < 0.2
+
+    def verdict(most: float) -> Check:
+        checks = judge_file(path, Expectation(server=False, fp8_gemms_per_forward=FP8_GEMMS, search_share=most))
+        (check,) = (check for check in checks if check.name == "head, expansion and trie within their share")
+        return check
+
+    assert verdict(share + 1e-6).outcome is Outcome.PASS
+    assert verdict(share - 1e-6).outcome is Outcome.FAIL
+    assert verdict(1.0).data["share"] == pytest.approx(share)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "doubled"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flashrec_harness.hardware import missing_gpu_reason
 from flashrec_harness.outcome import Check, Outcome, Plot, Series
-from flashrec_harness.tracing import analysis
+from flashrec_harness.tracing import analysis, share
 from flashrec_harness.tracing.integrity import incoherences
 from flashrec_harness.tracing.kernels import KernelClass
 from flashrec_harness.tracing.reader import RawTrace, TraceError, read_trace
@@ -29,11 +29,13 @@ class Expectation:
     """What the judged engine should show.
 
     ``fp8_gemms_per_forward`` is layers times fused projections of an FP8 checkpoint, ``None`` for another.
-    ``server`` expects the server's spans as well as the engine's. ``warmup_waves`` are left out.
+    ``server`` expects the server's spans as well as the engine's. ``search_share`` is what head, expansion and trie
+    may take of decode; by default that is not asked. ``warmup_waves`` are left out.
     """
 
     server: bool = True
     fp8_gemms_per_forward: int | None = None
+    search_share: float | None = None
     warmup_waves: int = 1
 
 
@@ -102,13 +104,13 @@ def _waves(trace: RawTrace) -> Check:
     gaps = analysis.largest_gaps(trace, found)
     lengths = [(end - start) / 1e3 for start, end in found]
     worker = "device" if trace.has_device else "engine thread's operators"
-    share = (1 - duty) * 100
+    idle = (1 - duty) * 100
     return Check(
         SUITE,
         "waves and gaps",
         Outcome.PASS,
         f"{len(found)} waves, median {statistics.median(lengths):.1f} ms under the profiler; {worker} busy "
-        f"{duty:.0%} of it, {share:.0f} % gaps"
+        f"{duty:.0%} of it, {idle:.0f} % gaps"
         + (f", the longest {gaps[0].length_us:.0f} us in {gaps[0].holder}" if gaps else ""),
         data={"duty_cycle": duty, "waves": len(found)},
         rows=[{"gap us": round(gap.length_us, 1), "held by": gap.holder} for gap in gaps],
@@ -132,6 +134,7 @@ def _device_checks(trace: RawTrace, expected: Expectation) -> list[Check]:
         ("forward is GPU-bound", _gpu_bound),
         ("no stalls in steady state", _no_stalls),
         ("FP8 GEMMs are FP8", _fp8),
+        *([(share.NAME, _search_share)] if expected.search_share is not None else []),
     ]
     if trace.has_device:
         return [judge(trace, expected) for _, judge in checks]
@@ -139,6 +142,11 @@ def _device_checks(trace: RawTrace, expected: Expectation) -> list[Check]:
         Check(SUITE, name, Outcome.NOT_RUN, "the trace has no device events", reason=missing_gpu_reason())
         for name, _ in checks
     ]
+
+
+def _search_share(trace: RawTrace, expected: Expectation) -> Check:
+    assert expected.search_share is not None
+    return share.judge_share(trace, expected.search_share, warmup_waves=expected.warmup_waves)
 
 
 def _graph_replay(trace: RawTrace, expected: Expectation) -> Check:
@@ -171,19 +179,19 @@ def _gpu_bound(trace: RawTrace, expected: Expectation) -> Check:
         for name in (analysis.PREFILL, analysis.DECODE)
         for window in analysis.windows(trace, name, drop_first=expected.warmup_waves)
     ]
-    share = analysis.gpu_bound_share(trace, steps)
+    ahead = analysis.gpu_bound_share(trace, steps)
     duty = analysis.duty_cycle(trace, analysis.waves(trace)[expected.warmup_waves :])
     cadence = analysis.cadence_ms(trace, analysis.waves(trace))
     steps_text = f"; step cadence {statistics.median(cadence):.2f} ms (median)" if cadence else ""
-    bound = share >= MIN_GPU_BOUND_SHARE
+    bound = ahead >= MIN_GPU_BOUND_SHARE
     return Check(
         SUITE,
         "forward is GPU-bound",
         Outcome.PASS if bound else Outcome.FAIL,
-        f"the host launches ahead of the device in {share:.0%} of {len(steps)} steps (at least "
+        f"the host launches ahead of the device in {ahead:.0%} of {len(steps)} steps (at least "
         f"{MIN_GPU_BOUND_SHARE:.0%}); device busy {duty:.0%} of the waves{steps_text}",
-        reason="" if bound else f"in {1 - share:.0%} of steps the device waits for the host to launch",
-        data={"gpu_bound_share": share, "duty_cycle": duty},
+        reason="" if bound else f"in {1 - ahead:.0%} of steps the device waits for the host to launch",
+        data={"gpu_bound_share": ahead, "duty_cycle": duty},
     )
 
 
