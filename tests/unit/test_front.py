@@ -28,8 +28,9 @@ from flashrec.front.hub import Desk, Hub
 from flashrec.front.remote import RemoteScheduler, unpack
 from flashrec.front.serve import bind_shared, claim
 from flashrec.front.stored import load, store
-from flashrec.front.wire import Hello, Link, LinkClosed, Serve, pack
+from flashrec.front.wire import Hello, InternalError, Link, LinkClosed, Serve, pack
 from flashrec.request import Beam, LazyBeams
+from flashrec.server.errors import as_api_error
 from flashrec.server.run import bind
 
 BODY = b'{"input_ids": [1]}'
@@ -122,8 +123,14 @@ def test_errors_arrive_as_they_are(pair: Pair, error: Exception) -> None:
 
 def test_another_error_says_what_it_was(pair: Pair) -> None:
     pair.fake.fail = ValueError("surprise")
-    with pytest.raises(EngineFault, match="ValueError: surprise"):
+    with pytest.raises(InternalError, match="ValueError: surprise"):
         pair.ask("a").result(5)
+    pair.fake.refuse = KeyError("odd")  # type: ignore[assignment]
+    with pytest.raises(InternalError, match="KeyError: 'odd'"):
+        pair.ask("b").result(5)
+    assert pair.lost == []
+    api = as_api_error(InternalError("x"), {}, 1)
+    assert (api.status, api.kind) == (500, "internal_error")
 
 
 def test_a_cancelled_request_is_cancelled_there_and_answered_to_nobody(pair: Pair) -> None:

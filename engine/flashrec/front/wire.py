@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashrec.config import EngineConfig
-from flashrec.errors import EngineFault, FlashRecError
+from flashrec.errors import FlashRecError
 from flashrec.request import LazyBeams, Request, Result, ScoreSpace
 from flashrec.sid.layout import SidLayout
 
@@ -137,6 +137,10 @@ class Drain:
     at_once: bool = False
 
 
+class InternalError(Exception):
+    """Something unexpected went wrong in the engine's process with one request or call; its log says what."""
+
+
 class LinkClosed(Exception):  # noqa: N818 - an end, not an error
     """The other process has gone."""
 
@@ -188,7 +192,8 @@ def pack(result: Result) -> PackedResult:
 
 
 def sendable(error: BaseException) -> Exception:
-    """The error as another process can read it: FlashRec's own as they are, others by what they say."""
-    if isinstance(error, FlashRecError):
-        return error
-    return EngineFault(f"{type(error).__name__}: {error}")
+    """The error as another process can read it: FlashRec's own as they are, others by what they say.
+
+    Those are no :class:`EngineFault`: one request's misfortune must not end a front.
+    """
+    return error if isinstance(error, FlashRecError) else InternalError(f"{type(error).__name__}: {error}")
