@@ -1,4 +1,4 @@
-"""``flashrec-harness soak | overload``: what only a running server can show."""
+"""``flashrec-harness soak | overload | http-cost``: what only a running server can show."""
 
 from __future__ import annotations
 
@@ -116,6 +116,42 @@ def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -
         settings = replace(base, factor=factor, clients=clients, **given)
         context = make_context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed)
         judge("overload", context, reports_dir, strict, lambda ctx: suite.run(ctx, settings))
+
+    @app.command("http-cost")
+    def http_cost(
+        model_path: opt.ModelPath = None,
+        sid_vocab_file: opt.SidVocabFile = None,
+        sid: opt.Sid = None,
+        http_processes: Annotated[
+            int | None,
+            typer.Option("--http-processes", min=0, help="The server's flag. Default: the server's own."),
+        ] = None,
+        clients: Annotated[
+            int | None, typer.Option("--clients", min=1, help="Processes that send. Default: 8; --quick: 2.")
+        ] = None,
+        seconds: Annotated[
+            float | None,
+            typer.Option("--seconds", min=0.1, help="Length of each side of a round, about. Default: 4; --quick: 1.5."),
+        ] = None,
+        rounds: Annotated[
+            int | None,
+            typer.Option("--rounds", min=1, help="Pairs of measurements at each point. Default: 4; --quick: 3."),
+        ] = None,
+        quick: opt.Quick = False,
+        require_gpu: opt.RequireGpu = False,
+        seed: opt.Seed = 0,
+        strict: opt.Strict = False,
+        reports_dir: opt.ReportsDir = _REPORTS,
+        plant: Plant = None,
+    ) -> None:
+        """A server against the engine in process: throughput must stay, the tail must be short, bits the same."""
+        from flashrec_harness.httpcost import HttpCostSettings, suite
+
+        base = suite.QUICK if quick else HttpCostSettings()
+        given = _given(http_processes=http_processes, clients=clients, seconds=seconds, rounds=rounds)
+        settings = replace(base, **given)
+        context = make_context(model_path, sid_vocab_file, sid, None, None, quick, require_gpu, seed)
+        judge("http-cost", context, reports_dir, strict, lambda ctx: suite.run(ctx, settings))
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+"""The suite: both sides started together, every point measured in turns, judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flashrec.errors import ConfigError
+from flashrec_harness import hardware
+from flashrec_harness.httpcost import judge
+from flashrec_harness.httpcost.cells import JUDGED_FROM, SMALL, Point, points
+from flashrec_harness.httpcost.measure import Loads, Measured, lockstep, measure
+from flashrec_harness.httpcost.sides import both
+from flashrec_harness.outcome import Check, SuiteContext
+from flashrec_harness.perf.workload import load_workload
+
+WORKLOAD = "anchors"
+_PRECISION = ("quantization", "dtype", "kv_cache_dtype")
+_POOL_TOKENS, _SMALL_POOL_TOKENS = 300_000, 65_536
+"""Fixed, so that two engines fit one GPU: the widest two waves, and some thousands of prompts that are evicted."""
+_FREE_TOKENS = 3
+"""Length of a search without a catalog."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpCostSettings:
+    """Each of ``rounds`` rounds measures both sides for about ``seconds`` at every point. ``clients`` processes send;
+    ``http_processes`` is the server's, ``None`` for its own default."""
+
+    seconds: float = 4.0
+    rounds: int = 4
+    clients: int = 8
+    http_processes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.clients < 1 or not self.seconds > 0:
+            raise ConfigError(
+                "rounds, clients, seconds: at least 1, 1 and above 0, "
+                f"got {self.rounds}, {self.clients} and {self.seconds:g}"
+            )
+
+
+QUICK = HttpCostSettings(seconds=1.5, rounds=3, clients=2)
+
+
+def run(context: SuiteContext, settings: HttpCostSettings | None = None) -> list[Check]:
+    """Measure ``context``'s checkpoint at the points of the anchors workload; without a GPU, or with ``quick``, at
+    :data:`~flashrec_harness.httpcost.cells.SMALL`."""
+    settings = settings or (QUICK if context.quick else HttpCostSettings())
+    chosen, engine = menu(quick=context.quick, gpu=hardware.has_gpu())
+    loads = Loads(
+        seed=context.seed,
+        clients=settings.clients,
+        vocabulary=_vocabulary(context),
+        max_tokens=None if context.sid_vocab_file is not None else _FREE_TOKENS,
+    )
+    sides = both(context, engine, http_processes=settings.http_processes, clients=settings.clients)
+    with sides as (served, inside):
+        paces = [lockstep(inside, point, loads) for point in chosen]
+        inside.start()
+        found = [
+            measure(point, served, inside, loads, pace=pace, seconds=settings.seconds, rounds=settings.rounds)
+            for point, pace in zip(chosen, paces, strict=True)
+        ]
+    checks = judged(found)
+    for check in checks:
+        check.data |= {"settings": asdict(settings), "engine": dict(engine)}
+    return checks
+
+
+def menu(*, quick: bool, gpu: bool) -> tuple[tuple[Point, ...], Mapping[str, Any]]:
+    """The points, and the engine's settings on both sides: as the workload sets them on a GPU."""
+    workload = load_workload(WORKLOAD)
+    fixed = {"invariance_check": False}
+    if gpu and not quick:
+        return points(workload), {**workload.engine, **fixed, "kv_pool_tokens": _POOL_TOKENS}
+    precision = {name: value for name, value in workload.engine.items() if gpu and name in _PRECISION}
+    return SMALL, {**precision, **fixed, "kv_pool_tokens": _SMALL_POOL_TOKENS}
+
+
+def judged(found: list[Measured]) -> list[Check]:
+    """All checks: of every point its throughput or its tail, then of all points together."""
+    each = [judge.throughput(one) if one.point.concurrency >= JUDGED_FROM else judge.tail(one) for one in found]
+    return [*each, judge.arrived(found), judge.same_answers(found)]
+
+
+def _vocabulary(context: SuiteContext) -> int:
+    """Token ids that prompts are drawn from."""
+    from transformers import AutoTokenizer
+
+    return len(AutoTokenizer.from_pretrained(context.model_path))
