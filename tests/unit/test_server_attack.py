@@ -40,7 +40,7 @@ GOOD: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("shop")
-    config = ServerConfig(port=0, profiler_dir=directory / "profiles", body_timeout_s=0.5, max_body_bytes=1 << 20)
+    config = ServerConfig(port=0, profiler_dir=directory / "profiles", body_timeout_s=2.0, max_body_bytes=1 << 20)
     with running(make_scheduler(directory), config) as server:
         yield server
         assert_calm(server)

@@ -206,21 +206,21 @@ def test_catalogs_are_for_those_who_hold_the_key_and_where_a_directory_is_set(tm
 
 
 def test_one_answer_holds_one_revision(shop: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reload comes between the prompts of one request: it is answered from what stood there when it came in."""
+    """A reload comes while a request is read: it is answered from what stood there when it came in."""
     scheduler: FakeScheduler = shop.scheduler
-    submit = scheduler.submit
+    submit_all = scheduler.submit_all
 
     def reload_then_submit(*arguments: Any) -> Any:
-        if scheduler.submitted:
-            shop.scheduler.load_catalog("default", Path(shop.context.config.catalog_dir or "") / "spring.tsv")
-        return submit(*arguments)
+        shop.scheduler.load_catalog("default", Path(shop.context.config.catalog_dir or "") / "spring.tsv")
+        return submit_all(*arguments)
 
-    monkeypatch.setattr(scheduler, "submit", reload_then_submit)
+    monkeypatch.setattr(scheduler, "submit_all", reload_then_submit)
     answers = shop.post("/generate", {"text": ["x", "y", "z"], "sampling_params": {"n": 1}}).json()
     assert [answer["meta_info"]["catalog"] for answer in answers] == ["default@1"] * 3
     scheduler.submitted.clear()
     choices = shop.post("/v1/completions", {"prompt": ["x", "y"]}).json()["choices"]
-    assert [choice["sglext"]["catalog"] for choice in choices] == ["default@3"] * 2
+    assert [choice["sglext"]["catalog"] for choice in choices] == ["default@2"] * 2
+    assert listed(shop)["default"][0] == "default@3"
 
 
 def test_a_revision_lives_until_its_answer_is_written(shop: Running) -> None:
