@@ -209,7 +209,9 @@ class FakeScheduler:
         return 7
 
     def load_catalog(self, name: str, path: Path, *, activate: bool = True) -> Place:
-        return self.engine.catalogs.place(self.engine.catalogs.read(name, path), activate=activate)
+        served = self.engine.catalogs.read(name, path)
+        self.engine.catalogs.on_read(served)
+        return self.engine.catalogs.place(served, activate=activate)
 
     def rollback_catalog(self, name: str) -> Place:
         return self.engine.catalogs.rollback(name)

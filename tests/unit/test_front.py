@@ -26,12 +26,12 @@ from flashrec.errors import CatalogStateError, ConfigError, EngineFault, NonFini
 from flashrec.front.board import Board
 from flashrec.front.hub import Desk, Hub
 from flashrec.front.remote import RemoteScheduler, unpack
-from flashrec.front.serve import bind_shared, claim
+from flashrec.front.serve import bind_shared
 from flashrec.front.stored import load, store
 from flashrec.front.wire import Hello, InternalError, Link, LinkClosed, Serve, pack
 from flashrec.request import Beam, LazyBeams
 from flashrec.server.errors import as_api_error
-from flashrec.server.run import bind
+from flashrec.server.run import bind, claim
 
 BODY = b'{"input_ids": [1]}'
 HEAD = (
@@ -82,7 +82,7 @@ def connect(hub: Hub, board: Board) -> tuple[Desk, RemoteScheduler, list[EngineF
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     fake = make_scheduler(tmp_path)
-    fake.on_wave = lambda: None  # type: ignore[attr-defined]
+    fake.on_change = lambda: None  # type: ignore[attr-defined]
     board = Board(multiprocessing.get_context("spawn"), 1)
     (tmp_path / "files").mkdir()
     hub = Hub(fake, board, tmp_path / "files")  # type: ignore[arg-type]
@@ -195,6 +195,38 @@ def test_catalogs_are_in_force_at_every_front_when_a_change_returns(pair: Pair, 
     assert kept == {"catalog-1", "catalog-3"}, "the files of what no name stands for are deleted"
 
 
+def test_a_catalog_whose_files_cannot_be_written_is_refused_before_it_serves(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = tmp_path / "new.tsv"
+    new.write_text("\n".join(ROWS) + "\n")
+
+    def full(array: object, *_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full)
+        with pytest.raises(CatalogStateError, match="No space left on device; make room there, or set TMPDIR"):
+            pair.front.load_catalog("default", new)
+    assert pair.fake.engine.catalogs.find(None).label == "default@1"  # type: ignore[union-attr]
+    assert pair.ask("a").result(5).catalog == "default@1"
+    assert {path.name for path in (tmp_path / "files").iterdir()} == {"catalog-1"}
+    assert pair.front.load_catalog("default", new).active.label == "default@3"
+    assert pair.ask("b").result(5).catalog == "default@3"
+
+
+def test_a_message_that_cannot_be_acted_on_ends_that_front_alone(pair: Pair) -> None:
+    other_desk, other, _ = connect(pair.hub, Board(multiprocessing.get_context("spawn"), 1))
+    pair.front._link.send(Request(input_ids=(1,)), 7)
+    assert pair.front.flush_cache() == 7, "what it does not know it passes over"
+    pair.hub.scheduler.submit_all = None  # type: ignore[method-assign,assignment]
+    with pytest.raises(InternalError, match="TypeError"):
+        pair.ask("a").result(5)
+    assert not pair.desk.gone
+    assert not other_desk.gone
+    assert other.flush_cache() == 7
+
+
 def test_a_stored_catalog_is_the_same_catalog(pair: Pair, tmp_path: Path) -> None:
     served = pair.fake.engine.catalogs.find(None)
     assert served is not None
@@ -259,9 +291,9 @@ def test_a_shared_port_is_shared_with_no_other_server() -> None:
     sockets = bind_shared("127.0.0.1", 0, 2)
     address = sockets[0].getsockname()
     assert sockets[1].getsockname() == address
-    with claim(address), pytest.raises(ConfigError, match=f"another server is starting on 127.0.0.1:{address[1]}"):
-        claim(address)
-    claim(address).close()
+    with claim(sockets[0]), pytest.raises(ConfigError, match=f"another server is starting on .*127.0.0.1:{address[1]}"):
+        claim(sockets[1])
+    claim(sockets[0]).close()
     for each in sockets:
         each.listen()
     with pytest.raises(ConfigError, match="cannot listen"):
@@ -275,12 +307,15 @@ def process(checkpoint: Path, tmp_path: Path) -> Iterator[tuple[Served, str]]:
     arguments = ["-m", "flashrec", "serve", "--model-path", str(checkpoint), "--port", "0", "--device", "cpu"]
     arguments += ["--sid-vocab-file", str(checkpoint / "items.tsv"), "--kv-pool-tokens", "4096", "--max-in-flight", "2"]
     arguments += ["--http-processes", "2", "--no-invariance-check"]
-    server = Served(arguments, tmp_path / "log")
+    (tmp_path / "tmp").mkdir()
+    server = Served(arguments, tmp_path / "log", TMPDIR=str(tmp_path / "tmp"))
     try:
         yield server, server.url()
     finally:
         server.process.kill()
         server.process.wait()
+    # Whoever ended it, and however: the last of its processes has deleted its files.
+    wait_until(lambda: not list((tmp_path / "tmp").glob("flashrec-*")))
 
 
 def fronts_of(server: Served) -> list[psutil.Process]:
@@ -352,6 +387,22 @@ def test_draining_answers_what_is_held_and_refuses_connections(process: tuple[Se
         assert slow.recv(4096).startswith(b"HTTP/1.1 200")
     assert server.process.wait(15) == 0, server.log.read_text()
     assert "Traceback" not in server.log.read_text()
+
+
+def test_a_front_that_dies_while_the_checkpoint_loads_is_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = ["-m", "flashrec", "serve", "--model-path", str(checkpoint), "--port", "0", "--device", "cpu"]
+    server = Served([*arguments, "--http-processes", "1"], tmp_path / "log")
+    try:
+        wait_until(lambda: fronts_of(server), 30)
+        for front in fronts_of(server):
+            front.kill()
+        assert server.process.wait(60) == 2
+        lines = server.log.read_text().splitlines()
+        assert lines[-1] == "flashrec: a front process ended before it could serve"
+        assert "Traceback" not in server.log.read_text()
+    finally:
+        server.process.kill()
+        server.process.wait()
 
 
 def test_places_are_counted_over_all_fronts(process: tuple[Served, str]) -> None:

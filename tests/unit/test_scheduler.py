@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from server_support import wait_until
 from tiny_engine import ask, open_engine, write_shop
 
 from flashrec import Engine, RequestError, Result
@@ -115,6 +116,22 @@ def test_a_full_queue_refuses_and_recovers(scheduler: Scheduler, gate: Gate) -> 
     for future in (running, *waiting):
         answer(future)
     answer(scheduler.submit(ask(5, seed=9)))
+
+
+def test_whoever_watches_sees_the_queue_empty_again(scheduler: Scheduler, gate: Gate) -> None:
+    """Also where all that waited was cancelled, so that no wave follows: a full queue must not be told for ever."""
+    told: list[tuple[int, int]] = []
+    scheduler.on_change = lambda: told.append((scheduler.queue_depth, scheduler.rows_in_flight))
+    scheduler.start()
+    running = scheduler.submit(ask(5, rid="running"))
+    gate.wait()
+    for seed in range(4):
+        scheduler.submit(ask(5, seed=seed, rid=f"w{seed}"))
+    for rid in ("running", "w0", "w1", "w2", "w3"):
+        scheduler.cancel(rid)
+    gate.open()
+    wait_until(lambda: bool(told) and told[-1] == (0, 0))
+    assert running.cancelled()
 
 
 def test_a_list_is_queued_whole_or_not_at_all(scheduler: Scheduler, gate: Gate) -> None:

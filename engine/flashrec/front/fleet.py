@@ -26,25 +26,29 @@ from flashrec.front.process import Post, run_front
 from flashrec.front.wire import Drain, Link
 from flashrec.runtime.scheduler import Scheduler
 from flashrec.server.config import ServerConfig
+from flashrec.server.run import url_of
 
 logger = logging.getLogger(__name__)
 
 _START_TIMEOUT_S = 120.0
 _QUICK_DEATH_S = 10.0
 _QUICK_DEATHS = 3
-"""So many deaths in a row, each within :data:`_QUICK_DEATH_S` of a start, and the server gives up."""
+"""So many deaths in a row, each before or within :data:`_QUICK_DEATH_S` of being ready, and the server gives up."""
+_AT_ONCE_S = 2.0
+"""How long a front may take to end that has been told to do so at once."""
 
 
 @dataclass(slots=True, eq=False)
 class Front:
-    """One front process and what it takes to replace it. ``link`` is this process's end of its pipe."""
+    """One front process and what it takes to replace it. ``link`` is this process's end of its pipe; ``ready`` is when
+    it began to serve, on :func:`time.monotonic`'s clock."""
 
     index: int
     listener: socket.socket
     process: SpawnProcess
     link: Link
-    started: float
     desk: Desk | None = None
+    ready: float | None = None
     quick_deaths: int = 0
 
 
@@ -63,7 +67,7 @@ class Fleet:
         self._fronts = [self._start(index, listener) for index, listener in enumerate(listeners)]
 
     def serve(self, scheduler: Scheduler) -> int:
-        """Serve until a signal or a fault. Returns the process's exit status.
+        """Serve until a signal or a fault. Returns the process's exit status: 0 after a drained shutdown, else 1.
 
         Raises:
             FlashRecError: a front cannot serve.
@@ -74,20 +78,18 @@ class Fleet:
                 front.desk = hub.attach(front.link)
             for front in self._fronts:
                 self._await_ready(front)
-            host, port = self._fronts[0].listener.getsockname()[:2]
             logger.info(
-                "serving %s on http://%s:%d, %d processes in front",
-                self._config.served_model_name or hub.scheduler.engine.config.model_path.resolve().name,
-                host,
-                port,
+                "serving %s on %s, %d processes in front",
+                self._config.served_model_name or scheduler.engine.config.model_path.resolve().name,
+                url_of(self._fronts[0].listener),
                 len(self._fronts),
             )
-            while not self._signals and hub.scheduler.fault is None:
+            status = 0
+            while not self._signals and status == 0:
                 self._wait(1.0)
-                for front in self._fronts:
-                    if front.process.exitcode is not None and not self._signals and hub.scheduler.fault is None:
-                        self._replace(front, hub)
-            return self._drain(hub)
+                status = 1 if scheduler.fault is not None else self._look_after(hub)
+            self._drain(hub)
+            return status
 
     def close(self) -> None:
         """End every process and delete every file; safe at any time."""
@@ -103,26 +105,42 @@ class Fleet:
 
     def _start(self, index: int, listener: socket.socket) -> Front:
         ours, theirs = self._context.Pipe()
-        post = Post(index, theirs, listener, self._board, self._config, self._metrics_dir)
+        post = Post(index, os.getpid(), theirs, listener, self._board, self._config, self._directory, self._metrics_dir)
         process = self._context.Process(target=run_front, args=(post,), name=f"flashrec-front-{index}", daemon=True)
-        with _environment("PROMETHEUS_MULTIPROC_DIR", str(self._metrics_dir)):
+        with _environment("PROMETHEUS_MULTIPROC_DIR", str(self._metrics_dir)), _inherited_as_ignored(signal.SIGINT):
             process.start()
         theirs.close()
-        return Front(index, listener, process, Link(ours), time.monotonic())
+        return Front(index, listener, process, Link(ours))
 
-    def _replace(self, front: Front, hub: Hub) -> None:
+    def _look_after(self, hub: Hub) -> int:
+        """Replace the fronts that have died, and end those that were given up; 1 when one dies again and again."""
+        for front in self._fronts:
+            assert front.desk is not None
+            if front.process.exitcode is None and front.desk.gone:
+                front.process.kill()
+                front.process.join()
+            if front.process.exitcode is not None and not self._signals:
+                logger.error("front process %d ended with status %s", front.index, front.process.exitcode)
+                if not self._replace(front, hub):
+                    return 1
+            elif front.ready is None and front.desk.ready.done() and front.desk.ready.exception() is None:
+                front.ready = time.monotonic()
+        return 0
+
+    def _replace(self, front: Front, hub: Hub) -> bool:
         """A front has died: its connections are lost, its requests are cancelled, another one takes its socket."""
-        lived = time.monotonic() - front.started
+        assert front.desk is not None
+        lived = 0.0 if front.ready is None else time.monotonic() - front.ready
         deaths = front.quick_deaths + 1 if lived < _QUICK_DEATH_S else 0
-        logger.error("front process %d ended with status %s", front.index, front.process.exitcode)
-        if deaths >= _QUICK_DEATHS:
-            raise EngineFault(f"front process {front.index} died {deaths} times soon after its start")
-        if front.desk is not None:
-            hub.detach(front.desk)
+        hub.detach(front.desk)
         self._board.held[front.index] = 0
+        if deaths >= _QUICK_DEATHS:
+            logger.critical("front process %d died %d times soon after its start, shutting down", front.index, deaths)
+            return False
         fresh = self._start(front.index, front.listener)
-        front.process, front.link, front.started, front.quick_deaths = fresh.process, fresh.link, fresh.started, deaths
+        front.process, front.link, front.ready, front.quick_deaths = fresh.process, fresh.link, None, deaths
         front.desk = hub.attach(front.link)
+        return True
 
     def _await_ready(self, front: Front) -> None:
         assert front.desk is not None
@@ -130,26 +148,28 @@ class Fleet:
             front.desk.ready.result(_START_TIMEOUT_S)
         except TimeoutError:
             raise EngineFault(f"front process {front.index} did not serve within {_START_TIMEOUT_S:g} s") from None
+        front.ready = time.monotonic()
 
-    def _drain(self, hub: Hub) -> int:
+    def _drain(self, hub: Hub) -> None:
         """Let the fronts finish what they hold, then end. A second signal ends them at once."""
-        fault = hub.scheduler.fault
+        self._tell(Drain())
         for front in self._fronts:
             front.listener.close()  # with the front's own copy the last one goes: nobody connects to a dead queue
-            if front.desk is not None:
-                front.desk.send(Drain())
         patience = time.monotonic() + math.ceil(self._config.drain_timeout_s) + 5.0
         told = False
         while self._wait(max(0.0, patience - time.monotonic())) and time.monotonic() < patience:
             if self._signals > 1 and not told:
                 told = True
-                for front in self._fronts:
-                    if front.desk is not None:
-                        front.desk.send(Drain(at_once=True))
+                patience = time.monotonic() + _AT_ONCE_S
+                self._tell(Drain(at_once=True))
         hub.scheduler.drain(0.0)
         hub.close()
         hub.scheduler.close()
-        return 0 if fault is None else 1
+
+    def _tell(self, message: Drain) -> None:
+        for front in self._fronts:
+            if front.desk is not None:
+                front.desk.send(message)
 
     def _wait(self, timeout: float) -> bool:
         """Until a front ends, a signal comes, or time is up; at once, and ``False``, where no front is alive."""
@@ -183,3 +203,14 @@ def _environment(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+@contextlib.contextmanager
+def _inherited_as_ignored(number: signal.Signals) -> Iterator[None]:
+    """A process started in here ignores the signal until it says otherwise: an interrupt while it imports is none of
+    its business, its parent will tell it what to do."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)

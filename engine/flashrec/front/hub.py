@@ -6,13 +6,14 @@ import functools
 import itertools
 import logging
 import queue
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from flashrec.errors import EngineFault, FlashRecError
+from flashrec.errors import CatalogStateError, EngineFault, FlashRecError
 from flashrec.front.board import Board
 from flashrec.front.stored import store
 from flashrec.front.wire import (
@@ -55,17 +56,21 @@ class Hub:
         self._stored: dict[int, StoredCatalog] = {}
         self._numbers = itertools.count()
         self._publishing = threading.Lock()
+        self._changing = threading.Lock()
+        self._posting = threading.Lock()
         self._calls = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="flashrec-call")
-        scheduler.on_wave = self.post
+        scheduler.on_change = self.post
+        scheduler.engine.catalogs.on_read = self._keep
 
     def attach(self, link: Link) -> Desk:
         """Tell a new front what it needs to know, and serve it from now on."""
         engine = self.scheduler.engine
         with self._publishing:
             desk = Desk(self, link)
-            link.send(Hello(engine.config, engine.layout), Serve(next(self._numbers), self._places()))
+            desk.send(Hello(engine.config, engine.layout))
+            desk.send(Serve(next(self._numbers), self._places()))
             self._desks.append(desk)
-            desk.start()
+        desk.start()  # what has been sent before goes out together
         return desk
 
     def detach(self, desk: Desk) -> None:
@@ -78,8 +83,9 @@ class Hub:
     def post(self) -> None:
         """Tell the fronts how things stand."""
         scheduler = self.scheduler
-        recording = scheduler.engine.profiler.state == "recording"
-        self._board.post(scheduler.queue_depth, scheduler.rows_in_flight, recording=recording)
+        with self._posting:  # read inside the lock: whoever writes last has read last
+            recording = scheduler.engine.profiler.state == "recording"
+            self._board.post(scheduler.queue_depth, scheduler.rows_in_flight, recording=recording)
 
     def close(self) -> None:
         for desk in list(self._desks):
@@ -116,16 +122,18 @@ class Hub:
     def _change(self, change: Callable[..., object], **arguments: Any) -> None:
         """Change the catalogs; whoever asks a front after this has returned is answered from the new ones."""
         change(**arguments)
-        with self._publishing:
-            number, places = next(self._numbers), self._places()
-            desks = list(self._desks)
-            for desk in desks:
-                desk.send(Serve(number, places))
+        with self._changing:
+            with self._publishing:
+                number, places = next(self._numbers), self._places()
+                desks = list(self._desks)
+                for desk in desks:
+                    desk.send(Serve(number, places))
             for desk in desks:
                 if not desk.taken(number, _TAKE_TIMEOUT_S):
                     logger.error("a front process did not take the catalogs over in %g s: given up", _TAKE_TIMEOUT_S)
                     desk.close()
-            self._forget(places)
+            with self._publishing:
+                self._forget()
 
     def _places(self) -> dict[str, StoredPlace]:
         places = self.scheduler.engine.catalogs.places()
@@ -134,19 +142,34 @@ class Hub:
             for name, place in places.items()
         }
 
+    def _keep(self, served: ServedCatalog) -> None:
+        """Write a new revision's files before it can go into service: without them no front could answer from it.
+
+        Raises :class:`CatalogStateError`.
+        """
+        with self._publishing:
+            self._store(served)
+
     def _store(self, served: ServedCatalog) -> StoredCatalog:
         if served.revision not in self._stored:
-            self._stored[served.revision] = store(served, self._directory / f"catalog-{served.revision}")
+            directory = self._directory / f"catalog-{served.revision}"
+            try:
+                self._stored[served.revision] = store(served, directory)
+            except OSError as error:
+                shutil.rmtree(directory, ignore_errors=True)
+                raise CatalogStateError(
+                    f"catalog {served.label}: its files for the other processes cannot be written to "
+                    f"{self._directory}: {error.strerror or error}; make room there, or set TMPDIR"
+                ) from None
         return self._stored[served.revision]
 
-    def _forget(self, places: dict[str, StoredPlace]) -> None:
+    def _forget(self) -> None:
         """Delete the files of what no name stands for; a front that still answers from it has them mapped."""
-        kept = {one.revision for place in places.values() for one in (place.active, place.standby) if one is not None}
-        for revision in set(self._stored) - kept:
-            directory = self._stored.pop(revision).directory
-            for path in directory.iterdir():
-                path.unlink()
-            directory.rmdir()
+        places = self.scheduler.engine.catalogs.places().values()
+        kept = {one.revision for place in places for one in (place.active, place.standby) if one is not None}
+        newest = max(kept, default=0)  # what is newer has been written, and is about to go into service
+        for revision in [number for number in self._stored if number not in kept and number < newest]:
+            shutil.rmtree(self._stored.pop(revision).directory, ignore_errors=True)
 
 
 class Desk:
@@ -162,9 +185,14 @@ class Desk:
         self._taken = -1
         self._gone = False
 
+    @property
+    def gone(self) -> bool:
+        """Whether the front has hung up, or been given up."""
+        return self._gone
+
     def start(self) -> None:
         for name, loop in (("hear", self._hear), ("tell", self._tell)):
-            threading.Thread(target=loop, name=f"flashrec-{name}", daemon=True).start()
+            threading.Thread(target=self._until_gone, args=(loop,), name=f"flashrec-{name}", daemon=True).start()
 
     def send(self, message: object) -> None:
         self._outbox.put(message)
@@ -177,6 +205,8 @@ class Desk:
     def close(self) -> None:
         """Hang up, and cancel what the front was waiting for."""
         with self._state:
+            if self._gone:
+                return
             self._gone = True
             held, self._held = self._held, set()
             self._state.notify_all()
@@ -187,13 +217,19 @@ class Desk:
         if not self.ready.done():
             self.ready.set_exception(EngineFault("a front process ended before it could serve"))
 
-    def _hear(self) -> None:
+    def _until_gone(self, loop: Callable[[], None]) -> None:
         try:
-            while True:
-                for message in self._link.receive():
-                    self._act(message)
+            loop()
         except LinkClosed:
-            self._hub.detach(self)
+            pass
+        except Exception:
+            logger.exception("a front process can no longer be served")
+        self._hub.detach(self)
+
+    def _hear(self) -> None:
+        while True:
+            for message in self._link.receive():
+                self._act(message)
 
     def _act(self, message: Submit | Cancel | Call | Taken | Ready | Span) -> None:
         match message:
@@ -252,11 +288,7 @@ class Desk:
                 waiting.append(self._outbox.get())
             if None in waiting:
                 return
-            try:
-                self._hub.post()
-                self._link.send(*map(_message, waiting))
-            except LinkClosed:
-                return
+            self._link.send(*map(_message, waiting))
 
 
 def _message(waiting: object) -> object:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import shutil
 import socket
 import sys
 from dataclasses import dataclass
@@ -30,13 +32,18 @@ _SMALL_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """What a front is given at its birth; everything else comes over the pipe."""
+    """What a front is given at its birth; everything else comes over the pipe.
+
+    ``engine`` is the engine's process, which deletes ``directory`` when it ends, unless it is killed.
+    """
 
     index: int
+    engine: int
     connection: Connection
     listener: socket.socket
     board: Board
     config: ServerConfig
+    directory: Path
     metrics_dir: Path
 
 
@@ -46,7 +53,8 @@ def run_front(post: Post) -> None:
     link = Link(post.connection)
     try:
         hello, serve = link.receive()
-    except (LinkClosed, KeyboardInterrupt):
+    except LinkClosed:
+        _tidy(post)
         sys.exit(1)
     assert isinstance(hello, Hello)
     assert isinstance(serve, Serve)
@@ -70,7 +78,14 @@ def run_front(post: Post) -> None:
     gc.collect()
     gc.freeze()
     server.run(sockets=[post.listener])
+    _tidy(post)
     sys.exit(0 if app.context.lifecycle.fault is None else 1)
+
+
+def _tidy(post: Post) -> None:
+    """Delete the server's files where the engine's process can no longer do it."""
+    if os.getppid() != post.engine:
+        shutil.rmtree(post.directory, ignore_errors=True)
 
 
 def _listen(link: Link, scheduler: RemoteScheduler, server: DrainingServer) -> None:

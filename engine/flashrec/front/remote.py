@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flashrec.config import EngineConfig
-from flashrec.errors import EngineFault
+from flashrec.errors import CatalogStateError, EngineFault
 from flashrec.front.board import Board
 from flashrec.front.stored import load
 from flashrec.front.wire import (
@@ -140,11 +140,11 @@ class RemoteScheduler:
 
     def load_catalog(self, name: str, path: Path, *, activate: bool = True) -> Place:
         self._call("load_catalog", name=name, path=path, activate=activate)
-        return self.engine.catalogs.places()[name]
+        return self._place(name)
 
     def rollback_catalog(self, name: str) -> Place:
         self._call("rollback_catalog", name=name)
-        return self.engine.catalogs.places()[name]
+        return self._place(name)
 
     def drop_catalog(self, name: str) -> None:
         self._call("drop_catalog", name=name)
@@ -176,7 +176,9 @@ class RemoteScheduler:
             case Answer():
                 self._answer(message)
             case Reply():
-                future = self._calls.pop(message.number)
+                future = self._calls.pop(message.number, None)
+                if future is None:
+                    return  # whoever called has been told that the engine is shutting down
                 if message.error is None:
                     future.set_result(message.value)
                 else:
@@ -190,6 +192,12 @@ class RemoteScheduler:
         fault = EngineFault("the engine's process has gone")
         self._end(fault)
         self.lost(fault)
+
+    def _place(self, name: str) -> Place:
+        place = self.engine.catalogs.places().get(name)
+        if place is None:
+            raise CatalogStateError(f"catalog {name!r} has been dropped meanwhile")
+        return place
 
     def _named(self, request: Request) -> tuple[Request, ServedCatalog | None]:
         """The request, asking for the very revision that its beams will be read from here."""

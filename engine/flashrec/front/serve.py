@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+from collections.abc import Iterator
 from dataclasses import replace
+from types import FrameType
 
 from flashrec.config import EngineConfig
-from flashrec.errors import ConfigError
 from flashrec.server.config import ServerConfig
-from flashrec.server.run import bind, load_scheduler, serve_alone
+from flashrec.server.run import bind, claim, load_scheduler, serve_alone
 
 _CORES_PER_FRONT = 4
 _FRONTS = 4
@@ -32,7 +34,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig) -> int:
     from flashrec.front.fleet import Fleet
 
     listeners = bind_shared(config.host, config.port, count)
-    with claim(listeners[0].getsockname()[:2]), contextlib.closing(Fleet(listeners, config)) as fleet:
+    with claim(listeners[0]), ended_by_sigterm(), contextlib.closing(Fleet(listeners, config)) as fleet:
         return fleet.serve(load_scheduler(engine_config))
 
 
@@ -45,22 +47,23 @@ def _fronts_by_default(engine_config: EngineConfig) -> int:
     return 1 if cores > 1 else 0
 
 
+@contextlib.contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the process in order, while it loads: its children go with it and leave no files behind."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def bind_shared(host: str, port: int, count: int) -> list[socket.socket]:
     """``count`` sockets on one port, among which the kernel spreads new connections. Raises :class:`ConfigError`."""
     # A first socket that shares with nobody: two servers on one port would each get some of the connections.
     with bind(host, port) as probe:
         address = probe.getsockname()
     return [bind(host, address[1], shared=True) for _ in range(count)]
-
-
-def claim(address: tuple[str, int]) -> socket.socket:
-    """What no other server of this machine may hold for ``address``: bound sockets that share a port, and do not
-    listen yet, would let a second server in. Raises :class:`ConfigError`.
-    """
-    guard = socket.socket(socket.AF_UNIX)
-    try:
-        guard.bind(f"\0flashrec/{address[0]}:{address[1]}")  # abstract: it goes with the process
-    except OSError:
-        guard.close()
-        raise ConfigError(f"port: another server is starting on {address[0]}:{address[1]}") from None
-    return guard

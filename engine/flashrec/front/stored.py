@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from flashrec.sid.strings import StringTable
 
 
 def store(served: ServedCatalog, directory: Path) -> StoredCatalog:
-    """Write a revision's arrays into ``directory``, which is made."""
+    """Write a revision's arrays into ``directory``, which is made anew. Raises :class:`OSError`."""
     catalog = served.catalog
+    shutil.rmtree(directory, ignore_errors=True)  # what a full disk left of an earlier attempt
     directory.mkdir()
     arrays: dict[str, NDArray[np.generic]] = {
         "sids": catalog.sids,

@@ -6,6 +6,7 @@ import itertools
 import re
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,6 +105,8 @@ class Catalogs(CatalogNames):
         super().__init__(layout)
         self.config = config
         self.device = device
+        self.on_read: Callable[[ServedCatalog], None] = lambda served: None
+        """Called with a revision before it can go into service or stand by; an error refuses it."""
         self._gone: deque[int] = deque()
         self._revisions = itertools.count(1)
 

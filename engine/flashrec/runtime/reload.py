@@ -55,6 +55,7 @@ class Reload:
         try:
             served = self.catalogs.read(name, path)
             self.capture(served, like=self._in_service(name), turn=turn)
+            self.catalogs.on_read(served)
             place = turn(functools.partial(self.catalogs.place, served, activate=activate))
             turn(self.tidy)
         except CaptureError as error:

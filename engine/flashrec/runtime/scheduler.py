@@ -53,8 +53,8 @@ class Scheduler:
         self._state = threading.Condition()
         self._stopping = False
         self._fault: EngineFault | None = None
-        self.on_wave: Callable[[], None] = lambda: None
-        """Called on the engine thread when requests have left the queue."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called on the engine thread when requests may have left the queue, or a wave has ended."""
         self._thread = threading.Thread(target=self._loop, name="flashrec-engine", daemon=True)
 
     @property
@@ -214,8 +214,10 @@ class Scheduler:
             calls = self._due_calls()
             stop = self._stopping and not self._waiting
             wave = self._admit() if not calls else []
+            if self._waiting and not (wave or calls or self._flights):
+                raise EngineFault("no wave can be formed although none is in flight: pages have leaked")
+        self.on_change()
         if wave:
-            self.on_wave()
             self._flights.append((wave, self.engine.launch([ticket.member for ticket in wave])))
         while self._flights and (calls or not wave or len(self._flights) == self.engine.waves_in_flight):
             self._land(*self._flights.popleft())
@@ -261,6 +263,7 @@ class Scheduler:
         with self._state:
             self._running = [ticket for ticket in self._running if ticket not in wave]
             self._state.notify_all()
+        self.on_change()
         for ticket, outcome in zip(wave, outcomes, strict=True):
             if not isinstance(outcome, Result):
                 _fail(ticket.future, outcome)

@@ -162,5 +162,9 @@ def _add_error_handlers(app: FastAPI, context: Context) -> None:
     async def handle(_: HttpRequest, error: Exception) -> Response:
         return _failure(context, error)
 
+    async def handle_unexpected(_: HttpRequest, error: Exception) -> Response:
+        return as_api_error(error, {}, context.config.retry_after_s).response()  # the gate counts and logs it
+
     for kind in (ApiError, HTTPException, FlashRecError):
         app.add_exception_handler(kind, handle)
+    app.add_exception_handler(Exception, handle_unexpected)

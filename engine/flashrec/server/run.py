@@ -18,6 +18,7 @@ from flashrec.config import EngineConfig
 from flashrec.errors import ConfigError
 from flashrec.server.app import Application, create_app
 from flashrec.server.config import ServerConfig
+from flashrec.server.hosts import bracketed
 from flashrec.server.protocol import impatient
 
 if TYPE_CHECKING:
@@ -40,15 +41,16 @@ def serve_alone(engine_config: EngineConfig, config: ServerConfig) -> int:
     """Serve from this process alone; see :func:`flashrec.front.serve.serve`."""
     listener = bind(config.host, config.port)
     try:
+        guard = claim(listener)
         scheduler = load_scheduler(engine_config)
         app = create_app(scheduler, config)
     except BaseException:
         listener.close()
         raise
     server = DrainingServer(app, config)
-    host, port = listener.getsockname()[:2]
-    logger.info("serving %s on http://%s:%d", app.context.model_name, host, port)
-    server.run(sockets=[listener])
+    logger.info("serving %s on %s", app.context.model_name, url_of(listener))
+    with guard:
+        server.run(sockets=[listener])
     return 1 if app.context.lifecycle.fault is not None else 0
 
 
@@ -86,6 +88,27 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listener.close()
         raise ConfigError(f"port: cannot listen on {host}:{port}: {error.strerror}") from None
     return listener
+
+
+def claim(listener: socket.socket) -> socket.socket:
+    """What only one server of this machine can hold for a listener's address.
+
+    A bound socket alone lets another one bind as well until it listens, which is after the checkpoint has been loaded.
+    Raises :class:`ConfigError`.
+    """
+    guard = socket.socket(socket.AF_UNIX)
+    try:
+        guard.bind(f"\0flashrec/{url_of(listener)}")  # abstract: it goes with the process
+    except OSError:
+        guard.close()
+        raise ConfigError(f"port: another server is starting on {url_of(listener)}") from None
+    return guard
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a listener is reached."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{bracketed(host)}:{port}"
 
 
 class DrainingServer(uvicorn.Server):
