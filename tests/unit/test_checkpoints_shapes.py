@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3F
 
 from flashrec.errors import ConfigError
 from flashrec.sid import infer_layout, load_catalog
+from flashrec_harness.checkpoints.fp8 import quantized_copy
 from flashrec_harness.checkpoints.shapes import SHAPES, make_shape, random_sids, tensor_shapes
 
 
@@ -43,6 +44,31 @@ def test_shards_agree_with_their_index(tiny: Path) -> None:
     assert index["metadata"]["total_size"] == sum(t.numel() * t.element_size() for t in tensors)
     assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
     assert all((tensor != 1).any() for tensor in tensors if tensor.ndim == 1), "norms that do something"
+
+
+def test_an_fp8_copy_of_shards_holds_every_tensor_where_its_index_says(tiny: Path, tmp_path: Path) -> None:
+    copy = quantized_copy(tiny, tmp_path / "fp8")
+    before, after = (_weight_map(directory) for directory in (tiny, copy))
+    assert len(set(before.values())) > 1
+    projections = {name for name in before if name.endswith("_proj.weight")}
+    assert set(after) == set(before) | {f"{name}_scale" for name in projections}
+    held = {file: load_file(copy / file) for file in set(after.values())}
+    for name, file in after.items():
+        tensor, original = held[file][name], name.removesuffix("_scale")
+        if name in projections:
+            weight = load_file(tiny / before[name])[name].float()
+            restored = tensor.float() * held[file][f"{name}_scale"]
+            assert tensor.dtype == torch.float8_e4m3fn
+            # e4m3 has three bits behind the leading one: half a step is 1/16 of a value, or of the smallest normal one.
+            step = weight.abs().amax(1, keepdim=True) / 448
+            assert ((restored - weight).abs() <= torch.maximum(weight.abs() / 16, step * 2**-9) * 1.001).all()
+        elif original == name:
+            assert torch.equal(tensor, load_file(tiny / before[name])[name])
+
+
+def _weight_map(directory: Path) -> dict[str, str]:
+    index = json.loads((directory / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    return dict(index["weight_map"])
 
 
 def test_the_seed_decides(tiny: Path, tmp_path: Path) -> None:
