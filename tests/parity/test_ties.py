@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,25 +35,13 @@ def tied(edge: Ground, tmp_path_factory: pytest.TempPathFactory) -> Ground:
 
 @pytest.mark.parametrize("space", list(ScoreSpace))
 def test_ties_go_to_the_lower_parent_rank_and_then_to_the_lower_token(tied: Ground, space: ScoreSpace) -> None:
-    """Without a near-tie allowance: the order among equal scores must be the stated one.
-
-    Left out are searches with two scores that are not equal but closer than float32 tells apart: which one comes first
-    there is a matter of the processor's rounding, and no tie.
-    """
-    drawn = [case for catalog in ("2 levels", "3 levels") for case in catalog_cases(tied, space, 6, 2, catalog=catalog)]
+    """Without a near-tie allowance: the order among equal scores must be the stated one."""
+    cases = [case for catalog in ("2 levels", "3 levels") for case in catalog_cases(tied, space, 6, 2, catalog=catalog)]
     oracle = Oracle(Float64Logits(tied.model_path), tied.grammar_of)
-    wide = oracle.search([replace(case, n=64, beam_width=64) for case in drawn])
-    cases = [case for case, ranked in zip(drawn, wide, strict=True) if not almost_tied([h.score for h in ranked])]
-    assert len(cases) >= len(drawn) / 2
     expected = oracle.search(cases)
     assert sum(len({h.score for h in ranked}) < len(ranked) for ranked in expected) >= len(cases) // 2
     comparison = Comparison.of("ties", cases, EngineSubject(tied).search(cases), expected, explain=None)
     assert [verdict.reason for verdict in comparison.verdicts if verdict.agreement is not Agreement.EQUAL] == []
-
-
-def almost_tied(scores: list[float]) -> bool:
-    """Whether two of ``scores``, best first, differ by something that float32 cannot be trusted to see."""
-    return any(1e-12 < left - right < 2e-6 for left, right in pairwise(scores))
 
 
 def test_ties_without_a_catalog_follow_the_same_order(tied: Ground) -> None:

@@ -61,6 +61,10 @@ def parameter_count(model_path: Path) -> int:
     return count
 
 
+_STEP = 2.0**-36
+"""Logits are multiples of it, 1.5e-11: a float32 model's errors are a hundred thousand times that."""
+
+
 class Float64Logits:
     """A ``transformers`` model whose products, norms and softmax run in float64.
 
@@ -102,7 +106,9 @@ class Float64Logits:
     def _run(self, token_ids: Sequence[Tokens], cache: Any) -> NDArray[np.float64]:
         # The cache goes by position: its keyword changed its name within transformers 5.
         output = self._model(torch.tensor(token_ids), None, None, cache, use_cache=True, logits_to_keep=1)
-        rows: NDArray[np.float64] = output.logits[:, -1].numpy()
+        # A float64 product's last bits depend on where a row stands in a batch (AMD EPYC, torch 2.13, 2026-11-30): equal
+        # rows would rank by noise where the order asked for has them tied. Nothing judged here is as fine as a step.
+        rows: NDArray[np.float64] = np.round(output.logits[:, -1].numpy() / _STEP) * _STEP
         return rows
 
     def _forget_old(self) -> None:
