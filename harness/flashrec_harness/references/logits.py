@@ -106,7 +106,7 @@ class Float64Logits:
     def _run(self, token_ids: Sequence[Tokens], cache: Any) -> NDArray[np.float64]:
         # The cache goes by position: its keyword changed its name within transformers 5.
         output = self._model(torch.tensor(token_ids), None, None, cache, use_cache=True, logits_to_keep=1)
-        # A float64 product's last bits depend on where a row stands in a batch (AMD EPYC, torch 2.13, 2026-11-30): equal
+        # A float64 product's last bits depend on where a row stands in a batch (AMD EPYC, torch 2.13): equal
         # rows would rank by noise where the order asked for has them tied. Nothing judged here is as fine as a step.
         rows: NDArray[np.float64] = np.round(output.logits[:, -1].numpy() / _STEP) * _STEP
         return rows
