@@ -215,7 +215,7 @@ def test_a_catalog_whose_files_cannot_be_written_is_refused_before_it_serves(
     assert pair.ask("b").result(5).catalog == "default@3"
 
 
-def test_a_message_that_cannot_be_acted_on_ends_that_front_alone(pair: Pair) -> None:
+def test_what_goes_wrong_with_one_message_leaves_both_fronts_served(pair: Pair) -> None:
     other_desk, other, _ = connect(pair.hub, Board(multiprocessing.get_context("spawn"), 1))
     pair.front._link.send(Request(input_ids=(1,)), 7)
     assert pair.front.flush_cache() == 7, "what it does not know it passes over"

@@ -146,7 +146,7 @@ class RadixCache:
         """Give back up to ``count`` unread pages, least recently used leaves first; returns how many.
 
         Takes time by ``count``, not by the size of the tree: a server's cache is full, and every wave evicts. (A walk
-        over the leaves of 15,000 pages for each request took a server from 670 to 210 requests/s; H200, 2026-11-30.)
+        over the leaves of a full pool for each request: 210 requests/s of a server that does 667; H200s, 2026-11-30.)
         """
         freed: list[int] = []
         while self._candidates and len(freed) < count:

@@ -29,7 +29,7 @@ class Gate:
     """Plain ASGI: a wrapper around ``receive`` would hide a client's disconnect from the routes.
 
     ``searches`` serve a POST to their paths, and take a place each; ``check_room`` raises :class:`ApiError` where none
-    is left. They ask that again themselves; asked here as well, a refusal costs next to nothing.
+    is left. They ask that again themselves; asked here as well, a refusal passes no router.
     """
 
     def __init__(
