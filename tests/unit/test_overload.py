@@ -19,10 +19,11 @@ from flashrec.errors import ConfigError
 from flashrec.runtime.scheduler import Scheduler
 from flashrec.server import jobs
 from flashrec.server.config import ServerConfig
+from flashrec_harness.http_client import Reply
 from flashrec_harness.outcome import Outcome, SuiteContext
-from flashrec_harness.overload import OverloadSettings, run, suite
+from flashrec_harness.overload import OverloadSettings, fleet, run, suite
 from flashrec_harness.overload.cores import divide, kept_to
-from flashrec_harness.overload.fleet import Shot, steady_rate
+from flashrec_harness.overload.fleet import Load, Shot, steady_rate
 from flashrec_harness.overload.judge import KEPT, interval, verdict
 from flashrec_harness.overload.suite import Round
 
@@ -90,7 +91,8 @@ def share_decided(outcome: Outcome, mean: float, *, looks: int, corrected: bool)
         ratios = np.exp(draw.normal(math.log(mean), 0.05, 5 * looks)).tolist()
         found = Outcome.INCONCLUSIVE
         for look in range(1, looks + 1):
-            found = verdict(ratios[: 5 * look], looks if corrected else 1)
+            seen = ratios[: 5 * look]
+            found = verdict(seen, seen, looks if corrected else 1)
             if found is not Outcome.INCONCLUSIVE:
                 break
         decided += found is outcome
@@ -117,12 +119,12 @@ class Rates:
     def __init__(self, *ratios: float) -> None:
         self.overloads, self._ratios = 0, ratios
 
-    def load(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> list[Shot]:
+    def load(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> Load:
         per_second = 100.0
         if rate is not None:
             per_second = 100 * self._ratios[self.overloads % len(self._ratios)]
             self.overloads += 1
-        return [Shot(200, 0.0, index / per_second) for index in range(requests)]
+        return Load([Shot(200, 0.0, index / per_second) for index in range(requests)], 0.2 if rate is None else 0.3)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +137,64 @@ class Rates:
     ],
 )
 def test_rounds_are_added_until_a_look_decides(ratios: tuple[float, ...], sent: int, outcome: Outcome) -> None:
-    fleet, settings = Rates(*ratios), OverloadSettings(rounds=3, looks=3)
-    found, _ = suite._rounds(fleet, 10, settings, 0)  # type: ignore[arg-type]
-    assert fleet.overloads == len(found) == sent
+    rates, settings = Rates(*ratios), OverloadSettings(rounds=3, looks=3)
+    found, _ = suite._rounds(rates, 10, settings, 0)  # type: ignore[arg-type]
+    assert rates.overloads == len(found) == sent
     assert suite._goodput(found, settings).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("ratios", "shared", "outcome"),
+    [
+        ((0.85, 0.86, 0.84), False, Outcome.FAIL),
+        ((0.85, 0.86, 0.84), True, Outcome.INCONCLUSIVE),  # 0.944 without the tenth of a core that the clients took
+        ((0.75, 0.76, 0.74), True, Outcome.FAIL),  # 0.833
+        ((0.95, 0.96, 0.94), True, Outcome.PASS),
+    ],
+)
+def test_a_server_is_not_blamed_for_what_its_clients_take(
+    ratios: tuple[float, ...], shared: bool, outcome: Outcome
+) -> None:
+    settings = OverloadSettings(rounds=3, looks=1)
+    found, _ = suite._rounds(Rates(*ratios), 10, settings, 0, shared=shared)  # type: ignore[arg-type]
+    assert [one.taken for one in found] == pytest.approx([0.1 * shared] * 3)
+    assert found[0].ratio_at_most == pytest.approx(ratios[0] / (1 - 0.1 * shared))
+    check = suite._goodput(found, settings)
+    assert check.outcome is outcome
+    assert ("had its clients not taken 0.10 of its cores" in check.reason) is (shared and outcome is not Outcome.PASS)
+
+
+def test_the_cores_of_a_load_are_those_that_its_clients_kept_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten requests of 10 ms each, which a client waits for or computes through."""
+
+    class Waiting:
+        def __init__(self, url: str) -> None:
+            self.url = url
+
+        def __enter__(self) -> Waiting:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def post(self, path: str, body: bytes) -> Reply:
+            time.sleep(0.01)
+            return Reply(200, b"")
+
+    class Computing(Waiting):
+        def post(self, path: str, body: bytes) -> Reply:
+            until = time.thread_time() + 0.01
+            while time.thread_time() < until:
+                pass
+            return Reply(200, b"")
+
+    found = {}
+    for kind in (Waiting, Computing):
+        monkeypatch.setattr(fleet, "Client", kind)
+        load = fleet.Fleet("http://nowhere", [b""], 1).load(10, 1)
+        assert [shot.status for shot in load.shots] == [200] * 10
+        found[kind] = load.cores
+    assert found[Waiting] < found[Computing] / 3
+    assert found[Computing] <= 1.1
 
 
 def test_no_round_shares_a_capacity_with_another() -> None:
@@ -146,10 +202,10 @@ def test_no_round_shares_a_capacity_with_another() -> None:
     measured = iter(range(1, 100))
 
     class Counting(Rates):
-        def load(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> list[Shot]:
-            shots = super().load(requests, concurrency, rate, seed)
+        def load(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> Load:
+            load = super().load(requests, concurrency, rate, seed)
             pace = next(measured)
-            return [Shot(200, 0.0, shot.end / pace) for shot in shots] if rate is None else shots
+            return load if rate is not None else Load([Shot(200, 0.0, shot.end / pace) for shot in load.shots], 0.2)
 
     found, _ = suite._rounds(Counting(1.0), 10, OverloadSettings(rounds=3, looks=1), 0)  # type: ignore[arg-type]
     capacities = [value for one in found for value in (one.capacity_before, one.capacity_after)]
@@ -199,14 +255,15 @@ def test_a_refusal_must_come_long_before_an_answer() -> None:
 
 @pytest.mark.slow
 def test_goodput_does_not_collapse_at_four_times_the_capacity(tmp_path: Path) -> None:
-    """Ratios only: the machine's speed does not matter, and what it does to both sides cancels.
+    """Ratios only: the machine's speed does not matter, and most of what it does to both sides cancels.
 
-    Two rounds tell no more than a collapse from the rest; the command's own rounds decide.
+    Two rounds beside other tests tell a collapse from the rest, no more; the command's own rounds decide about 0.9.
     """
     found = {check.name: check for check in run(context(tmp_path), SETTINGS)}
+    goodput = found.pop("goodput at 4 times the capacity")
+    assert min(goodput.data["ratios"]) > 0.5, goodput.summary
     for check in found.values():
-        assert check.outcome in (Outcome.PASS, Outcome.INCONCLUSIVE), f"{check.name}: {check.reason}; {check.summary}"
-    assert found["refusals are quick"].outcome is Outcome.PASS
+        assert check.outcome is Outcome.PASS, f"{check.name}: {check.reason}; {check.summary}"
 
 
 @pytest.mark.slow

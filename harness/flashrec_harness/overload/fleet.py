@@ -27,6 +27,14 @@ class Shot:
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """All shots of a load, in no order, and the cores that its clients kept busy: CPU seconds per second."""
+
+    shots: Sequence[Shot]
+    cores: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What one client process sends: ``requests`` of ``payloads`` in turn, at ``rate`` per second or, without one,
     from ``concurrency`` clients in a closed loop."""
@@ -39,9 +47,10 @@ class Plan:
     seed: int
 
 
-def fire(plan: Plan) -> list[Shot]:
-    """Carry a plan out."""
+def fire(plan: Plan) -> tuple[list[Shot], float]:
+    """Carry a plan out; its shots, and the CPU seconds that this process spent on them."""
     shots: list[Shot] = []
+    spent = time.process_time()
     with Client(plan.url) as client:
 
         def send(index: int) -> None:
@@ -54,7 +63,7 @@ def fire(plan: Plan) -> list[Shot]:
             closed_loop(send, plan.requests, plan.concurrency)
         else:
             open_loop(send, plan.requests, plan.rate, seed=plan.seed, max_in_flight=THREADS)
-    return shots
+    return shots, time.process_time() - spent
 
 
 class Fleet:
@@ -70,8 +79,8 @@ class Fleet:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def load(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> list[Shot]:
-        """All shots of a load, in no order."""
+    def load(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> Load:
+        """Send ``requests`` and wait for every answer."""
         share = self._clients
         plans = [
             Plan(
@@ -84,8 +93,10 @@ class Fleet:
             )
             for number in range(share)
         ]
-        found = map(fire, plans) if self._pool is None else self._pool.map(fire, plans)
-        return [shot for shots in found for shot in shots]
+        start = time.perf_counter()
+        found = list(map(fire, plans) if self._pool is None else self._pool.map(fire, plans))
+        seconds = time.perf_counter() - start
+        return Load([shot for shots, _ in found for shot in shots], sum(spent for _, spent in found) / seconds)
 
 
 def steady_rate(shots: Sequence[Shot]) -> float:

@@ -18,7 +18,7 @@ from flashrec_harness.http_client import Client
 from flashrec_harness.load import percentile
 from flashrec_harness.material import load_material
 from flashrec_harness.outcome import Check, Outcome, Plot, Series, SuiteContext
-from flashrec_harness.overload.cores import Cores, divide, kept_to
+from flashrec_harness.overload.cores import ENOUGH, Cores, divide, kept_to
 from flashrec_harness.overload.fleet import THREADS, Fleet, Shot, steady_rate
 from flashrec_harness.overload.judge import ERROR, KEPT, interval, verdict
 from flashrec_harness.servers import flashrec_server
@@ -55,17 +55,26 @@ QUICK = OverloadSettings(n=16, seconds=1.5, rounds=3, looks=3, places=24)
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One overload between two capacities, in requests per second; ``offered`` as it was really sent."""
+    """One overload between two capacities, in requests per second; ``offered`` as it was really sent.
+
+    ``taken``: cores of the server's that the clients kept busier under overload than around it.
+    """
 
     capacity_before: float
     offered: float
     goodput: float
     capacity_after: float
+    taken: float = 0.0
 
     @property
     def ratio(self) -> float:
         """Goodput over the capacity around it."""
         return self._share(self.goodput)
+
+    @property
+    def ratio_at_most(self) -> float:
+        """What :attr:`ratio` could have been had the clients run elsewhere: see :mod:`.judge`."""
+        return self.ratio / max(1 - self.taken, 1e-9)
 
     @property
     def factor(self) -> float:
@@ -92,7 +101,8 @@ def run(context: SuiteContext, settings: OverloadSettings | None = None) -> list
     with _server(context, settings) as (url, cores), Client(url) as client:
         fleet = Fleet(url, payloads, settings.clients)
         try:
-            rounds, shots = _rounds(fleet, _places(client, settings), settings, context.seed)
+            shared = cores is not None and not cores.divided
+            rounds, shots = _rounds(fleet, _places(client, settings), settings, context.seed, shared=shared)
         finally:
             fleet.close()
         health = client.get("/health").status
@@ -133,27 +143,38 @@ def _places(client: Client, settings: OverloadSettings) -> int:
     return min(int(info.get("server", {}).get("max_in_flight", settings.places)), THREADS * settings.clients)
 
 
-def _rounds(fleet: Fleet, places: int, settings: OverloadSettings, seed: int) -> tuple[list[Round], list[Shot]]:
-    """The rounds up to the look that decides, and every shot that was sent under overload."""
-    fleet.load(2 * places, places)
-    pilot = steady_rate(fleet.load(4 * places, places)) or 1.0
+def _rounds(
+    fleet: Fleet, places: int, settings: OverloadSettings, seed: int, *, shared: bool = False
+) -> tuple[list[Round], list[Shot]]:
+    """The rounds up to the look that decides, and every shot that was sent under overload.
 
-    def capacity() -> float:
-        return steady_rate(fleet.load(max(4 * places, round(pilot * settings.seconds)), places))
+    ``shared``: the clients run on the server's cores.
+    """
+    fleet.load(2 * places, places)
+    pilot = steady_rate(fleet.load(4 * places, places).shots) or 1.0
+
+    def capacity() -> tuple[float, float]:
+        load = fleet.load(max(4 * places, round(pilot * settings.seconds)), places)
+        return steady_rate(load.shots), load.cores
 
     rounds, overload = list[Round](), list[Shot]()
     for number in range(settings.rounds * settings.looks):
-        before = capacity()
+        before, usual_before = capacity()
         rate = settings.factor * (before or 1.0)
-        shots = fleet.load(max(2 * places, round(2 * rate * settings.seconds)), places, rate, seed + number)
-        sent = sorted(shot.end - shot.seconds for shot in shots)
+        load = fleet.load(max(2 * places, round(2 * rate * settings.seconds)), places, rate, seed + number)
+        sent = sorted(shot.end - shot.seconds for shot in load.shots)
         offered = (len(sent) - 1) / (sent[-1] - sent[0])
-        rounds.append(Round(before, offered, steady_rate(shots), capacity()))
-        overload += shots
-        looking = len(rounds) % settings.rounds == 0
-        if looking and verdict([one.ratio for one in rounds], settings.looks) is not Outcome.INCONCLUSIVE:
+        after, usual_after = capacity()
+        taken = max(0.0, load.cores - (usual_before + usual_after) / 2) if shared else 0.0
+        rounds.append(Round(before, offered, steady_rate(load.shots), after, taken))
+        overload += load.shots
+        if len(rounds) % settings.rounds == 0 and _verdict(rounds, settings) is not Outcome.INCONCLUSIVE:
             break
     return rounds, overload
+
+
+def _verdict(rounds: Sequence[Round], settings: OverloadSettings) -> Outcome:
+    return verdict([one.ratio for one in rounds], [one.ratio_at_most for one in rounds], settings.looks)
 
 
 def _offered(
@@ -179,11 +200,15 @@ def _offered(
 def _goodput(rounds: Sequence[Round], settings: OverloadSettings) -> Check:
     ratios = [one.ratio for one in rounds]
     low, high = interval(ratios, settings.looks)
-    outcome = verdict(ratios, settings.looks)
+    outcome = _verdict(rounds, settings)
     at = f"look {len(rounds) // settings.rounds} of at most {settings.looks}"
     reason = f"goodput is {low:.3f} to {high:.3f} of the capacity"
+    if any(one.taken for one in rounds):
+        at_most = interval([one.ratio_at_most for one in rounds], settings.looks)[1]
+        taken = statistics.median(one.taken for one in rounds)
+        reason += f", at most {at_most:.3f} had its clients not taken {taken:.2f} of its cores"
     if outcome is Outcome.INCONCLUSIVE:
-        reason += ": run more --rounds, longer --seconds, or on a quieter machine"
+        reason += f": run more --rounds, longer --seconds, or on {ENOUGH} quiet cores or more"
     numbers = list(range(len(rounds)))
     return Check(
         SUITE,
