@@ -336,7 +336,9 @@ def counted(url: str) -> float:
     )
 
 
-def test_a_front_that_dies_is_replaced_and_no_count_is_lost(process: tuple[Served, str]) -> None:
+def test_a_front_that_dies_is_replaced_and_no_count_is_lost(
+    process: tuple[Served, str], tmp_path: Path
+) -> None:
     server, url = process
     for _ in range(20):  # a connection each: both fronts get some
         assert asked(url, n=2).status_code == 200
@@ -353,6 +355,8 @@ def test_a_front_that_dies_is_replaced_and_no_count_is_lost(process: tuple[Serve
     for _ in range(20):  # what lands at the new one waits until it serves
         assert asked(url, n=2).status_code == 200
     assert counted(url) == 40
+    files = sorted(file.name for file in (tmp_path / "tmp").glob("flashrec-*/metrics/*"))
+    assert files == ["counter_0.db", "counter_1.db", "histogram_0.db", "histogram_1.db"]
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(30) == 0, server.log.read_text()
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from prometheus_client import values
+
 from flashrec.errors import FlashRecError
 from flashrec.front.board import Board
 from flashrec.front.remote import RemoteScheduler
@@ -50,6 +52,8 @@ class Post:
 def run_front(post: Post) -> None:
     """Serve until told to drain, or until the engine's process has gone. The process's entry point."""
     configure_logging()
+    # A front counts on in the files of the one that it replaces: they would pile up under its process id.
+    values.ValueClass = values.MultiProcessValue(lambda: post.index)
     link = Link(post.connection)
     try:
         hello, serve = link.receive()
