@@ -24,6 +24,9 @@ class EngineConfig(BaseModel):
     model_path: Path = Field(description="Hugging Face directory with config.json, *.safetensors and a tokenizer")
     sid_vocab_file: Path | None = Field(None, description="catalog of semantic IDs; without one the search is free")
     sid: str | None = Field(None, description="override of the inferred layout: START:END/SIZE,SIZE,...")
+    sid_packed: str | None = Field(
+        None, description="the catalogs' keys are packed integers: BASE,DEPTH; OpenOneRec's 8192,3 needs no flag"
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="compute type; auto is bfloat16 on a GPU and float32 on a CPU"

@@ -59,5 +59,5 @@ class EngineFault(FlashRecError):  # noqa: N818 - a state of the engine, not a k
     """The engine cannot go on; every waiting request gets this, and a server ends with status 1."""
 
 
-class CaptureError(EngineFault):
-    """An operation cannot be captured as a CUDA graph."""
+class CaptureError(FlashRecError):
+    """An operation cannot be captured as a CUDA graph: the start ends with it, a wave that needed it fails."""

@@ -36,7 +36,6 @@ def test_every_registered_operation_is_in_ops() -> None:
     [
         ("enable_fused_rms_fp8", "add_rms_norm_quant"),
         ("enable_fused_silu_fp8", "silu_mul_quant"),
-        ("enable_fused_qk_rope_kv", "qk_norm_rope_store"),
     ],
 )
 def test_a_switch_that_is_off_is_listed(switch: str, operation: str) -> None:
@@ -45,6 +44,14 @@ def test_a_switch_that_is_off_is_listed(switch: str, operation: str) -> None:
     assert chosen.choices[operation] == ops.Choice(ops.UNUSED, f"{switch} is off")
     others = {name for name, value in chosen.chosen.items() if value == ops.UNUSED}
     assert others == {operation}
+
+
+def test_without_its_fusion_rope_runs_with_the_norms_apart_or_plain() -> None:
+    """The rungs of SPEC M7; the layers take the same one, see the tests of loading."""
+    apart = ops.select_ops(CPU, torch.float32, "fp8", enable_fused_qk_rope_kv=False)
+    assert apart.chosen["qk_norm_rope_store"] == "torch, norms apart"
+    plain = ops.select_ops(CPU, torch.float32, "fp8", kernels="torch", enable_fused_qk_rope_kv=False)
+    assert plain.choices["qk_norm_rope_store"] == ops.Choice(ops.UNUSED, "enable_fused_qk_rope_kv is off")
 
 
 def test_an_unquantised_model_uses_no_fp8_operation() -> None:

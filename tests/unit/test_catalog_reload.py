@@ -162,10 +162,10 @@ def test_waves_go_on_while_a_catalog_is_read(scheduler: Scheduler, shop: Path, m
     """The reading holds no turn; a second load is refused at once, and the switch comes after both."""
     entered, release = threading.Event(), threading.Event()
 
-    def slow(*arguments: Any) -> Any:
+    def slow(*arguments: Any, **options: Any) -> Any:
         entered.set()
         assert release.wait(PATIENCE_S)
-        return load_catalog_and_trie(*arguments)
+        return load_catalog_and_trie(*arguments, **options)
 
     monkeypatch.setattr("flashrec.runtime.catalogs.load_catalog_and_trie", slow)
     loader = threading.Thread(target=scheduler.load_catalog, args=("default", shop / "2.json"))

@@ -115,7 +115,7 @@ def test_filters_act_in_the_catalog_that_was_asked_for(engine: Engine, alone: di
     wave = [ask(7, n=5, exclude_sids=tuple(best[:3])), ask(7, n=5, allow_sids=tuple(best[3:9])), ask(7, n=5)]
     together = engine.generate([replace(request, catalog="c2") for request in wave])
     assert [result.beams for result in together] == [search(alone[2], request).beams for request in wave]
-    with pytest.raises(RequestError, match=r"exclude_items: .*2.json: no item 'seed1-0'"):
+    with pytest.raises(RequestError, match=r"exclude_items: no item 'seed1-0'"):
         engine.prepare(ask(7, catalog="c2", exclude_items=("seed1-0",)))
 
 

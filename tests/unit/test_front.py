@@ -336,9 +336,7 @@ def counted(url: str) -> float:
     )
 
 
-def test_a_front_that_dies_is_replaced_and_no_count_is_lost(
-    process: tuple[Served, str], tmp_path: Path
-) -> None:
+def test_a_front_that_dies_is_replaced_and_no_count_is_lost(process: tuple[Served, str], tmp_path: Path) -> None:
     server, url = process
     for _ in range(20):  # a connection each: both fronts get some
         assert asked(url, n=2).status_code == 200

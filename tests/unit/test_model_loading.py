@@ -16,6 +16,7 @@ from transformers import Qwen3ForCausalLM
 
 from flashrec import Engine, EngineConfig
 from flashrec.errors import CheckpointError, ConfigError, FlashRecError, UnsupportedModelError
+from flashrec.layers.rotary import RopeRung
 
 PROMPT = (5, 9, 33, 2, 71, 40, 8, 8, 60, 17, 90, 3, 21)
 
@@ -69,9 +70,25 @@ def test_dimensions_come_from_the_config(tmp_path: Path) -> None:
     assert_same(scores(load(path)), hugging_face_scores(path))
 
 
-def test_each_rope_rung_gives_the_same_answer(checkpoint: Path) -> None:
-    fused, plain = load(checkpoint), load(checkpoint, enable_fused_qk_rope_kv=False)
-    assert_same(scores(plain), scores(fused))
+@pytest.mark.parametrize(
+    ("fields", "rung"),
+    [
+        ({}, RopeRung.FUSED),
+        ({"enable_fused_qk_rope_kv": False}, RopeRung.ROPE_STORE),
+        ({"enable_fused_qk_rope_kv": False, "attention_backend": "torch"}, RopeRung.PLAIN),
+    ],
+)
+def test_each_rope_rung_gives_the_same_answer(checkpoint: Path, fields: dict[str, Any], rung: RopeRung) -> None:
+    def spread(tensors: Tensors) -> None:
+        """Norm weights that a rung cannot leave out unseen."""
+        generator = torch.Generator().manual_seed(0)
+        for name in [name for name in tensors if name.endswith(("q_norm.weight", "k_norm.weight"))]:
+            tensors[name] = 0.5 + torch.rand(tensors[name].shape, generator=generator)
+
+    edit_tensors(checkpoint, spread)
+    engine = load(checkpoint, **fields)
+    assert [layer.attention.rotary.rung for layer in engine.parts.model.layers] == [rung] * 2  # type: ignore[attr-defined]
+    assert_same(scores(engine), hugging_face_scores(checkpoint))
 
 
 def test_sharded_checkpoint_loads(checkpoint: Path) -> None:
@@ -139,6 +156,20 @@ def test_tied_checkpoint_may_carry_its_head_if_equal(checkpoint: Path) -> None:
         load(checkpoint)
 
 
+EIGHT: dict[str, Any] = {"num_bits": 8, "type": "float"}
+
+
+def groups(**sides: object) -> dict[str, Any]:
+    """A compressed-tensors configuration as published FP8-dynamic checkpoints have it, with ``sides`` replaced."""
+    group = {
+        "weights": EIGHT | {"strategy": "channel", "dynamic": False},
+        "input_activations": EIGHT | {"strategy": "token", "dynamic": True},
+        "output_activations": None,
+    }
+    quantization = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group | sides}}
+    return {"quantization_config": quantization}
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -147,6 +178,7 @@ def test_tied_checkpoint_may_carry_its_head_if_equal(checkpoint: Path) -> None:
         ({"layer_types": ["full_attention", "sliding_attention"]}, r"layer_types = \['sliding_attention'\]"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling = 'yarn'"),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, r"rope_parameters\.rope_type = 'linear'"),
+        ({"rope_parameters": {"type": "linear", "rope_theta": 1e4}}, r"rope_parameters\.rope_type = 'linear'"),
         ({"num_experts": 8}, "num_experts = 8"),
         ({"kv_lora_rank": 64}, "kv_lora_rank = 64"),
         ({"attention_bias": True}, "attention_bias = True"),
@@ -157,6 +189,11 @@ def test_tied_checkpoint_may_carry_its_head_if_equal(checkpoint: Path) -> None:
             {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}},
             "activation_scheme = 'static'",
         ),
+        (groups(input_activations=None), r"group_0\.input_activations\.num_bits = None"),
+        (groups(input_activations=EIGHT | {"strategy": "tensor", "dynamic": False}), "strategy = 'tensor'"),
+        (groups(input_activations=EIGHT | {"strategy": "token", "dynamic": False}), "dynamic = False"),
+        (groups(weights=EIGHT | {"strategy": "block"}), r"group_0\.weights\.strategy = 'block'"),
+        (groups(output_activations=EIGHT), "output_activations"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(checkpoint: Path, fields: dict[str, Any], message: str) -> None:
@@ -213,6 +250,55 @@ def test_fp8_checkpoint_loads_its_own_scales(checkpoint: Path, scale_name: str) 
     assert torch.equal(qkv.weight_scale, scales)
 
 
+def test_compressed_tensors_with_dynamic_tokens_load(checkpoint: Path) -> None:
+    quantised(checkpoint, ".weight_scale")
+    wanted = scores(load(checkpoint))
+    edit_config(checkpoint, lambda config: config.update(groups()))
+    assert scores(load(checkpoint)) == wanted
+
+
+def with_kv_scales(path: Path, layers: int, *, keys: float = 0.25, values: float = 0.5) -> None:
+    def add(tensors: Tensors) -> None:
+        for layer in range(layers):
+            tensors[f"model.layers.{layer}.self_attn.k_scale"] = torch.tensor(keys)
+            tensors[f"model.layers.{layer}.self_attn.v_scale"] = torch.tensor([values])
+
+    edit_tensors(path, add)
+
+
+@pytest.mark.parametrize("fp8_weights", [False, True])
+def test_scales_of_an_fp8_cache_come_from_the_checkpoint(checkpoint: Path, fp8_weights: bool) -> None:
+    """SPEC M12: whatever the weights are, and said."""
+    if fp8_weights:
+        quantised(checkpoint, ".weight_scale")
+    without = load(checkpoint, kv_cache_dtype="fp8_e4m3")
+    assert set(without.parts.pool.k_scale) == set(without.parts.pool.v_scale) == {1.0}
+    assert without.stats()["kv_scales"] == "1.0: the checkpoint has none"
+    with_kv_scales(checkpoint, layers=2)
+    engine = load(checkpoint, kv_cache_dtype="fp8_e4m3")
+    assert engine.parts.pool.k_scale == (0.25, 0.25)
+    assert engine.parts.pool.v_scale == (0.5, 0.5)
+    told = engine.stats()
+    assert (told["kv_cache_dtype"], told["kv_scales"]) == ("float8_e4m3fn", "from the checkpoint")
+    unused = load(checkpoint).stats()
+    assert (unused["kv_cache_dtype"], unused["kv_scales"]) == ("float32", "none: the cache is not FP8")
+
+
+def test_scales_of_some_layers_only_are_no_scales(checkpoint: Path) -> None:
+    with_kv_scales(checkpoint, layers=1)
+    with pytest.raises(
+        CheckpointError, match=r"missing model\.layers\.1\.self_attn\.k_scale, which other layers have; missing .*v_"
+    ):
+        load(checkpoint, kv_cache_dtype="fp8_e4m3")
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_scale_is_a_positive_number(checkpoint: Path, scale: float) -> None:
+    with_kv_scales(checkpoint, layers=2, values=scale)
+    with pytest.raises(CheckpointError, match=r"v_scale = .*expected one positive number"):
+        load(checkpoint, kv_cache_dtype="fp8_e4m3")
+
+
 def test_quantising_on_load_equals_the_quantised_checkpoint(checkpoint: Path) -> None:
     on_load = scores(load(checkpoint, quantization="fp8"))
     full = scores(load(checkpoint))
@@ -267,8 +353,8 @@ def test_vocabulary_of_the_fixture_is_what_the_tests_assume(original: Path) -> N
 def test_types_and_scales_that_do_not_belong(checkpoint: Path) -> None:
     def damage(tensors: Tensors) -> None:
         tensors["model.layers.0.mlp.up_proj.weight"] = torch.zeros(64, 32, dtype=torch.int8)
-        tensors["model.layers.0.self_attn.k_scale"] = torch.ones(())
+        tensors["model.layers.0.self_attn.input_scale"] = torch.ones(())
 
     edit_tensors(checkpoint, damage)
-    with pytest.raises(CheckpointError, match=r"unexpected model\.layers\.0\.self_attn\.k_scale; .*type I8"):
+    with pytest.raises(CheckpointError, match=r"unexpected model\.layers\.0\.self_attn\.input_scale; .*type I8"):
         load(checkpoint)

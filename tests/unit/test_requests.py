@@ -61,6 +61,7 @@ def test_bad_fields_with_and_without_a_catalog(
         ({"temperature": 1.0}, "temperature", "needs a catalog"),
         ({"stop_token_ids": (VOCAB,)}, "stop_token_ids", "outside 0"),
         ({"stop_token_ids": (-1,)}, "stop_token_ids", "outside 0"),
+        ({"stop_token_ids": (1,) * 65}, "stop_token_ids", "65 token ids are above the limit of 64"),
         ({"score_space": ScoreSpace.SID}, "score_space", "needs a catalog"),
         ({"exclude_items": ("x",)}, "exclude_items", "needs a catalog"),
         ({"allow_sids": ()}, "allow_sids", "needs a catalog"),

@@ -15,7 +15,8 @@ from server_support import wait_until
 from tiny_engine import ask, open_engine, write_shop
 
 from flashrec import Engine, RequestError, Result
-from flashrec.errors import DeadlineError, EngineFault, NonFiniteError, QueueFullError
+from flashrec.errors import CaptureError, DeadlineError, EngineFault, NonFiniteError, QueueFullError
+from flashrec.request import ScoreSpace
 from flashrec.runtime.scheduler import Scheduler
 
 PATIENCE_S = 20.0
@@ -260,6 +261,30 @@ def test_a_fault_answers_everyone_and_those_who_come_later(
     with pytest.raises(EngineFault, match="device lost"):
         scheduler.flush_cache()
     assert scheduler.queue_depth == 0
+
+
+def test_a_wave_whose_program_cannot_be_captured_fails_alone(
+    engine: Engine, scheduler: Scheduler, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs beyond those of the start are captured when first used, and there may be no memory left by then."""
+    real = engine.stage.run
+
+    def run(members: list[Any], *arguments: Any) -> torch.Tensor:
+        if members[0].key.space is ScoreSpace.VOCAB:
+            raise CaptureError("CUDA graph capture of the vocab program failed at x.py:1 (y): out of memory")
+        return real(members, *arguments)
+
+    monkeypatch.setattr(engine.stage, "run", run)
+    scheduler.start()
+    gate.open()
+    free = engine.parts.pool.free_pages
+    refused = scheduler.submit(ask(5, score_space=ScoreSpace.VOCAB))
+    with pytest.raises(CaptureError, match="out of memory"):
+        refused.result(PATIENCE_S)
+    assert engine.parts.pool.free_pages == free
+    assert scheduler.rows_in_flight == 0
+    assert answer(scheduler.submit(ask(5, seed=1))).beams
+    assert scheduler.fault is None
 
 
 def test_a_request_that_is_not_finite_fails_alone(engine: Engine, scheduler: Scheduler, gate: Gate) -> None:

@@ -69,6 +69,16 @@ def test_history_and_filters_are_excluded_in_the_search(shop: Running) -> None:
     assert shop.scheduler.submitted[-1].exclude_items == ()
 
 
+def test_a_withdrawn_sid_in_a_history_is_no_obstacle(shop: Running) -> None:
+    """A code of its codebooks that the catalog does not hold (0, 1): prompts may name it, excluding it is moot."""
+    body = {"history": [[0, 1], "kiwi", "<s_a_1><s_b_2>", [0, 2]], "exclude_history": True}
+    assert shop.post("/v1/recommend", body).status_code == 200
+    assert "<|sid_begin|><s_a_0><s_b_1><|sid_end|>" in prompt_text(shop)
+    request = shop.scheduler.submitted[-1]
+    assert request.exclude_items == ("kiwi",)
+    assert request.exclude_sids == ((0, 2),)
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [

@@ -86,12 +86,16 @@ def select_ops(
         callables, choices = _device_kernels(device, dtype, weights, quantization)
     else:
         raise ConfigError(f"kernels: Triton is {MODE.value} here; install flashrec[gpu], or ask for kernels=torch")
+    plain_rope = kernels == "torch" and not enable_fused_qk_rope_kv
     off = {
         "enable_fused_rms_fp8 is off": () if enable_fused_rms_fp8 else ("add_rms_norm_quant",),
         "enable_fused_silu_fp8 is off": () if enable_fused_silu_fp8 else ("silu_mul_quant",),
-        "enable_fused_qk_rope_kv is off": () if enable_fused_qk_rope_kv else ("qk_norm_rope_store",),
+        "enable_fused_qk_rope_kv is off": ("qk_norm_rope_store",) if plain_rope else (),
         "the model is not FP8": () if quantization == "fp8" else FP8_OPERATIONS,
     }
+    if not enable_fused_qk_rope_kv:
+        taken = choices["qk_norm_rope_store"].implementation
+        choices["qk_norm_rope_store"] = Choice(f"{taken}, norms apart", "enable_fused_qk_rope_kv is off")
     unused = {name: Choice(UNUSED, reason) for reason, names in off.items() for name in names}
     return Ops(**callables, choices=choices | unused)
 
@@ -158,12 +162,16 @@ Triton in us: [24,576, 2,048] at M = 50: 28 / 31, at 400: 58 / 86; [2,048, 6,144
 
 
 def _bf16_product(device: torch.device, weights: Sequence[tuple[int, int]]) -> tuple[Kernel, Choice]:
-    """cuBLASLt; above :data:`LONG_K` Triton for small products, and for all where the two differ in a bit."""
+    """cuBLASLt; above :data:`LONG_K` Triton for small products, and for all where the two differ in a bit.
+
+    They share the ``weights`` that they were tried on, and no others: the head is one product's, whatever the rows.
+    """
     long = [weight for weight in weights if weight[1] > LONG_K]
     different = first_difference(linear_triton, linear_cublas, long, device, fp8=False)
 
     def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        ours = w.shape[1] > LONG_K and (different is not None or is_small(x.shape[0], w.shape[0]))
+        shared = tuple(w.shape) in long and is_small(x.shape[0], w.shape[0])
+        ours = w.shape[1] > LONG_K and (different is not None or shared)
         return (linear_triton if ours else linear_cublas)(x, w)
 
     said = f"{SMALL} {CUBLAS}" if different is None else TRITON

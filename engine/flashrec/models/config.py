@@ -81,10 +81,11 @@ def refuse_unsupported(raw: RawConfig, architecture: str) -> None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         refuse("rope_scaling", kind, "only the default rotary embedding is implemented")
-    kind = (raw.get("rope_parameters") or {}).get("rope_type", "default")
+    rope = raw.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         refuse("rope_parameters.rope_type", kind, "only the default rotary embedding is implemented")
-    factor = (raw.get("rope_parameters") or {}).get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    factor = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     if factor != 1.0:
         refuse("partial_rotary_factor", factor, "the rotary embedding covers whole heads")
     if raw.get("use_sliding_window") and raw.get("sliding_window") is not None:
@@ -136,15 +137,26 @@ def checkpoint_is_fp8(raw: RawConfig) -> bool:
 
 
 def _check_group(name: str, group: RawConfig) -> None:
-    """Refuse a compressed-tensors group that is not 8-bit float, per channel or per tensor."""
-    weights = group.get("weights") or {}
-    wanted = {"num_bits": (8,), "type": ("float",), "strategy": ("channel", "tensor")}
-    for field, allowed in wanted.items():
-        if weights.get(field) not in allowed:
-            raise UnsupportedModelError(
-                f"config.json: quantization_config.config_groups.{name}.weights.{field} = {weights.get(field)!r} "
-                f"is not supported: expected one of {list(allowed)}"
-            )
+    """Refuse a compressed-tensors group that is not 8-bit float on both sides: weights per channel or per tensor,
+    activations per token and dynamic."""
+    eight: dict[str, tuple[object, ...]] = {"num_bits": (8,), "type": ("float",)}
+    wanted: dict[str, dict[str, tuple[object, ...]]] = {
+        "weights": eight | {"strategy": ("channel", "tensor")},
+        "input_activations": eight | {"strategy": ("token",), "dynamic": (True,)},
+    }
+    for side, fields in wanted.items():
+        given = group.get(side) or {}
+        for field, allowed in fields.items():
+            if given.get(field) not in allowed:
+                raise UnsupportedModelError(
+                    f"config.json: quantization_config.config_groups.{name}.{side}.{field} = {given.get(field)!r} "
+                    f"is not supported: expected one of {list(allowed)}"
+                )
+    if group.get("output_activations"):
+        raise UnsupportedModelError(
+            f"config.json: quantization_config.config_groups.{name}.output_activations = "
+            f"{group['output_activations']!r} is not supported: outputs are not quantised"
+        )
 
 
 def required(raw: RawConfig, field: str) -> Any:

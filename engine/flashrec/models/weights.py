@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,8 +18,10 @@ from flashrec.models.config import read_json_object
 
 MAX_LISTED = 20
 FLOATS = ("F32", "BF16", "F16")
-FP8_EXTRA = (".input_scale", ".k_scale", ".v_scale")
-"""Scales that an FP8 checkpoint may hold beside its weights' own; dynamic activations do not use the first."""
+KV_SCALES = (".self_attn.k_scale", ".self_attn.v_scale")
+"""Scales of an FP8 cache, which any checkpoint may hold."""
+FP8_EXTRA = ".input_scale"
+"""What an FP8 checkpoint may hold beside its weights' own scales; dynamic activations do not use it."""
 
 
 def safetensors_files(model_path: Path) -> dict[str, Path]:
@@ -63,19 +66,29 @@ def load_weights(model: CausalLM, model_path: Path, *, progress: bool) -> None:
 
 
 def kv_scales(model_path: Path, num_layers: int) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Per-layer scales of keys and values, where the checkpoint has them for every layer (SPEC M12)."""
+    """Per-layer scales of keys and values, or ``None`` where the checkpoint has none (SPEC M12).
+
+    Raises:
+        CheckpointError: it has some, but not of every layer; or one is no positive number.
+    """
     files = safetensors_files(model_path)
-    scales = []
-    for kind in ("k_scale", "v_scale"):
-        names = [f"model.layers.{layer}.self_attn.{kind}" for layer in range(num_layers)]
-        if not all(name in files for name in names):
-            return None
-        values = []
-        for name in names:
-            with _opened(files[name]) as handle:
-                values.append(float(handle.get_tensor(name)))
-        scales.append(tuple(values))
-    return scales[0], scales[1]
+    names = [[f"model.layers.{layer}{kind}" for layer in range(num_layers)] for kind in KV_SCALES]
+    absent = [name for kind in names for name in kind if name not in files]
+    if len(absent) == 2 * num_layers:
+        return None
+    if absent:
+        raise CheckpointError(_listed(model_path, [f"missing {name}, which other layers have" for name in absent]))
+    keys, values = (tuple(_scale(files[name], name) for name in kind) for kind in names)
+    return keys, values
+
+
+def _scale(path: Path, name: str) -> float:
+    with _opened(path) as handle:
+        tensor = handle.get_tensor(name)
+    scale = float(tensor) if tensor.numel() == 1 else math.nan
+    if not (math.isfinite(scale) and scale > 0):
+        raise CheckpointError(f"{path}: {name} = {tensor.tolist()!r}: expected one positive number")
+    return scale
 
 
 def _opened(path: Path) -> safe_open:
@@ -95,7 +108,7 @@ def _missing(model: CausalLM, files: dict[str, Path]) -> list[str]:
 
 def _unexpected(model: CausalLM, targets: dict[str, WeightTarget], files: dict[str, Path]) -> list[str]:
     allowed = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    extra = FP8_EXTRA if model.config.fp8 else ()
+    extra = (*KV_SCALES, FP8_EXTRA) if model.config.fp8 else KV_SCALES
     return [
         f"unexpected {name}"
         for name in sorted(files)

@@ -17,6 +17,7 @@ from flashrec.errors import CatalogError, CatalogStateError, RequestError
 from flashrec.search.levels import TrieLevel, device_bytes, trie_levels
 from flashrec.sid.cache import load_catalog_and_trie
 from flashrec.sid.catalog import Catalog
+from flashrec.sid.codes import Packing
 from flashrec.sid.layout import SidLayout
 from flashrec.transfer import side_stream
 
@@ -25,6 +26,11 @@ DEFAULT = "default"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LABEL = re.compile(r"(?P<name>[^@]*)@(?P<revision>[0-9]{1,18})")
+
+
+def packing_of(config: EngineConfig) -> Packing | None:
+    """How the catalogs' keys are packed, where the configuration says that they are. Raises :class:`ConfigError`."""
+    return None if config.sid_packed is None else Packing.parse(config.sid_packed)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -127,7 +133,7 @@ class Catalogs(CatalogNames):
                 "this engine was started without a catalog and knows no semantic-ID layout: start it with one"
             )
         self._check_name(name)
-        catalog, trie = load_catalog_and_trie(path, self.layout)
+        catalog, trie = load_catalog_and_trie(path, self.layout, packing=packing_of(self.config))
         score_end, cells = self.config.score_end, self.config.dense_trie_cells
         needed = device_bytes(trie, score_end=score_end, dense_cells=cells)
         self._check_room(path, needed)

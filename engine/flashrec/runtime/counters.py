@@ -19,11 +19,11 @@ class Counters:
     padded_rows: int = 0
     decode_passes: int = 0
 
-    def count(self, members: Sequence[Member], buffers: DecodeBuffers) -> None:
-        """A wave starts on these buffers."""
+    def count(self, members: Sequence[Member], buffers: DecodeBuffers, passes: int) -> None:
+        """A wave starts on these buffers and decodes in so many ``passes``."""
         rows = sum(member.width for member in members)
         self.waves += 1
         self.requests += len(members)
         self.rows += rows
         self.padded_rows += buffers.rows - rows
-        self.decode_passes += members[0].key.steps - 1
+        self.decode_passes += passes

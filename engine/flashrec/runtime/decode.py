@@ -67,8 +67,8 @@ class CatalogProgram:
 
     @property
     def passes(self) -> int:
-        """Decode passes of a wave: the first selection needs none."""
-        return len(self.levels) - 1
+        """Decode passes of a wave: the first selection needs none, and neither do settled levels at the end."""
+        return max((index for index, level in enumerate(self.levels) if not level.settled), default=0)
 
     def run(
         self,
@@ -80,9 +80,9 @@ class CatalogProgram:
     ) -> Frontier:
         """Search from ``buffers.head_input``; the final ``node`` of a valid row is its SID's rank."""
 
-        def select(step: int, hidden: torch.Tensor, frontier: Frontier, spans: Spans) -> Expansion:
+        def select(step: int, hidden: torch.Tensor | None, frontier: Frontier, spans: Spans) -> Expansion:
             level = self.levels[step]
-            logits = self.decoder.ops.linear(hidden, level.weight)
+            logits = self._logits(level, hidden, len(frontier.node))
             with trace_range("flashrec.expand"):
                 expansion = self.expand(logits, level, frontier, spans, filters, sampling)
                 reorder_ancestors(buffers, expansion.parent, step)
@@ -93,10 +93,19 @@ class CatalogProgram:
         spans = buffers.later_spans(layout)
         expansion = select(0, buffers.head_input, self._root(buffers, sampling), buffers.first_spans(layout))
         for step in range(1, len(self.levels)):
-            tokens = self._tokens(step - 1, expansion)
-            hidden = self.decoder.forward(buffers, tokens, step - 1, layout.pages)
+            hidden = None
+            if step <= self.passes:
+                tokens = self._tokens(step - 1, expansion)
+                hidden = self.decoder.forward(buffers, tokens, step - 1, layout.pages)
             expansion = select(step, hidden, expansion.frontier, spans)
         return expansion.frontier
+
+    def _logits(self, level: Level, hidden: torch.Tensor | None, rows: int) -> torch.Tensor:
+        """Logits [rows, W] from the head's input [rows, H]; of a settled level, which has none, any will do."""
+        if hidden is None:
+            return level.weight.new_zeros(rows, level.weight.shape[0])
+        logits: torch.Tensor = self.decoder.ops.linear(hidden, level.weight)
+        return logits
 
     def _tokens(self, step: int, expansion: Expansion) -> torch.Tensor:
         """The token ids int32 [B] that a selection emitted, 0 in rows without a hypothesis."""

@@ -71,7 +71,7 @@ class Engine:
             page_size=config.page_tokens,
             max_tokens=config.prefill_chunk,
             profiler=self.profiler,
-            graphs=self._prefill_graphs(),
+            graphs=PrefillGraphs(config, self.parts) if self.stage.uses_graphs else None,
             positions=self.stage.positions,
         )
         self._warm_up()
@@ -170,8 +170,9 @@ class Engine:
                 self._prefill.run(members, [member.cached for member in members], buffers.head_input)
             prefilled = mark(self.parts.device)
             layout = buffers.load(members)  # while the device works on the prompts
-            self.profiler.on_forward("decode", key.steps - 1)
-            self.counters.count(members, buffers)
+            passes = self.stage.passes(key)
+            self.profiler.on_forward("decode", passes)
+            self.counters.count(members, buffers, passes)
             with trace_range("flashrec.decode"):
                 return self._decode(members, key, buffers, layout, prefilled)
         except BaseException:
@@ -237,6 +238,8 @@ class Engine:
             "eager_waves": self.stage.eager_waves,
             "device": str(self.parts.device),
             "dtype": str(self.config.compute_dtype).removeprefix("torch."),
+            "kv_cache_dtype": str(pool.k.dtype).removeprefix("torch."),
+            "kv_scales": self.parts.kv_scales,
             "kernels": self.parts.ops.chosen,
             "attention": self.parts.attention.name,
         }
@@ -254,6 +257,7 @@ class Engine:
         self, members: list[Member], key: WaveKey, buffers: DecodeBuffers, layout: WaveLayout, prefilled: Mark
     ) -> Flight:
         if not key.constrained:
+            self.stage.eager_waves += 1
             banks = FreeProgram(self.stage.decoder).run(buffers, layout, members)
             return Flight(members, layout, None, banks, None, mark(self.parts.device), prefilled)
         packed = self.stage.run(members, key, buffers, layout)
@@ -270,19 +274,6 @@ class Engine:
     def _release(self, members: list[Member], *, keep: bool) -> None:
         self.admission.finish(members, keep=keep)
         self.profiler.on_wave_end()
-
-    @torch.inference_mode()
-    def _prefill_graphs(self) -> PrefillGraphs | None:
-        if not self.stage.uses_graphs:
-            return None
-        return PrefillGraphs(
-            self.parts.model,
-            self.parts.attention,
-            self.parts.ops,
-            limit=self.config.prefill_chunk,
-            requests=self.config.max_requests,
-            pages=-(-self.parts.limits.max_context // self.config.page_tokens),
-        )
 
     def _warm_up(self) -> None:
         """Capture the default program's graphs, so that no request waits for one (SPEC P1), and prove R1."""

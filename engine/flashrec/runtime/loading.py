@@ -23,7 +23,7 @@ from flashrec.models.base import CausalLM, ModelOptions
 from flashrec.models.config import ModelConfig, read_raw_config
 from flashrec.models.registry import model_class
 from flashrec.models.weights import kv_scales, load_weights
-from flashrec.runtime.catalogs import DEFAULT, Catalogs
+from flashrec.runtime.catalogs import DEFAULT, Catalogs, packing_of
 from flashrec.runtime.member import Limits
 from flashrec.runtime.memory import MemoryPlan, plan_memory
 from flashrec.sid.layout import SidLayout, infer_layout
@@ -34,7 +34,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """The parts of an engine. ``layout`` is ``None`` for a search without a catalog."""
+    """The parts of an engine. ``layout`` is ``None`` for a search without a catalog; ``kv_scales`` says where the
+    scales of an FP8 cache come from (SPEC M12)."""
 
     device: torch.device
     model: CausalLM
@@ -48,6 +49,7 @@ class Loaded:
     limits: Limits
     memory: MemoryPlan
     fp8: bool
+    kv_scales: str
 
     @property
     def tile_rows(self) -> int:
@@ -75,7 +77,8 @@ def load_engine_parts(config: EngineConfig) -> Loaded:
     passes = levels - 1 if levels else config.max_decode_steps - 1
     device = config.torch_device
     memory = plan_memory(config, model_config, passes, _weight_bytes(config, model_config, fp8))
-    pool = _allocate_pool(config, model_config, memory)
+    scales = kv_scales(config.model_path, model_config.num_layers)
+    pool = _allocate_pool(config, model_config, memory, scales)
     ops = select_ops(
         device,
         config.compute_dtype,
@@ -92,7 +95,7 @@ def load_engine_parts(config: EngineConfig) -> Loaded:
         fp8=fp8,
         fused_rms_fp8=config.enable_fused_rms_fp8,
         fused_silu_fp8=config.enable_fused_silu_fp8,
-        rope_rung=RopeRung.FUSED if config.enable_fused_qk_rope_kv else RopeRung.PLAIN,
+        rope_rung=_rope_rung(config),
     )
     model = kind.build(model_config, options, pool, memory.max_context + max(passes, 1))
     load_weights(model, config.model_path, progress=sys.stderr.isatty())
@@ -116,6 +119,7 @@ def load_engine_parts(config: EngineConfig) -> Loaded:
         ),
         memory=memory,
         fp8=fp8,
+        kv_scales=_scale_source(pool, scales),
     )
 
 
@@ -133,12 +137,13 @@ def load_tokenizer(model_path: Path) -> Any:
 def load_layout(config: EngineConfig, tokenizer: Any) -> SidLayout | None:
     """The layout of every catalog that this engine will serve, or ``None`` without ``sid_vocab_file``."""
     if config.sid_vocab_file is None:
-        if config.sid is not None:
-            raise ConfigError("sid: needs sid_vocab_file, the catalog whose codes it places")
+        for name in ("sid", "sid_packed"):
+            if getattr(config, name) is not None:
+                raise ConfigError(f"{name}: needs sid_vocab_file, the catalog that it is about")
         return None
     if tokenizer is None:
         raise CheckpointError(f"{config.model_path}: a catalog needs the tokenizer ({' and '.join(TOKENIZER_FILES)})")
-    depth = peek_depth(config.sid_vocab_file)
+    depth = peek_depth(config.sid_vocab_file, packing=packing_of(config))
     return infer_layout(tokenizer, depth=depth, override=config.sid)
 
 
@@ -146,6 +151,13 @@ def _uses_fp8(config: EngineConfig, model: ModelConfig) -> bool:
     if config.quantization == "none" and model.fp8:
         raise ConfigError("quantization: none, but config.json has a quantization_config: the weights are FP8")
     return model.fp8 or config.quantization == "fp8"
+
+
+def _rope_rung(config: EngineConfig) -> RopeRung:
+    """Without the fusion the norms run apart; the rest stays one kernel unless plain PyTorch is asked for."""
+    if config.enable_fused_qk_rope_kv:
+        return RopeRung.FUSED
+    return RopeRung.PLAIN if config.attention_backend == "torch" else RopeRung.ROPE_STORE
 
 
 def _weight_bytes(config: EngineConfig, model: ModelConfig, fp8: bool) -> int:
@@ -156,11 +168,19 @@ def _weight_bytes(config: EngineConfig, model: ModelConfig, fp8: bool) -> int:
     return layers * (1 if fp8 else size) + 2 * tables * size
 
 
-def _allocate_pool(config: EngineConfig, model: ModelConfig, memory: MemoryPlan) -> KVPool:
-    scales = None
-    if memory.kv_dtype is torch.float8_e4m3fn:
-        scales = kv_scales(config.model_path, model.num_layers)
-    k_scale, v_scale = scales or (None, None)
+def _scale_source(pool: KVPool, scales: object) -> str:
+    if pool.k.dtype is not torch.float8_e4m3fn:
+        return "none: the cache is not FP8"
+    return "1.0: the checkpoint has none" if scales is None else "from the checkpoint"
+
+
+def _allocate_pool(
+    config: EngineConfig,
+    model: ModelConfig,
+    memory: MemoryPlan,
+    scales: tuple[tuple[float, ...], tuple[float, ...]] | None,
+) -> KVPool:
+    k_scale, v_scale = scales if scales is not None and memory.kv_dtype is torch.float8_e4m3fn else (None, None)
     return KVPool.allocate(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,

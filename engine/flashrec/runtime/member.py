@@ -21,6 +21,9 @@ from flashrec.sid.layout import SidLayout
 MIN_TEMPERATURE = 1e-3
 """Below it, float32 logits over the temperature lose what tells neighbouring candidates apart."""
 
+MAX_STOP_TOKENS = 64
+"""A search without a catalog ranks ``1 + stop tokens`` candidates per beam, in tensors of that size."""
+
 MAX_LENGTH_PENALTY = 16.0
 """Scores stay finite in float32 up to it, either way; the longest search has 64 tokens."""
 
@@ -225,6 +228,9 @@ def _check_no_stop_inside(stop_token_ids: Sequence[int], layout: SidLayout, limi
 
 
 def _check_in_vocabulary(stop_token_ids: Sequence[int], limits: Limits) -> None:
+    count = len(stop_token_ids)
+    if count > MAX_STOP_TOKENS:
+        raise RequestError("stop_token_ids", f"{count} token ids are above the limit of {MAX_STOP_TOKENS}")
     bad = [token for token in stop_token_ids if not 0 <= token < limits.vocab_size]
     if bad:
         raise RequestError("stop_token_ids", f"token id {bad[0]} is outside 0 .. {limits.vocab_size - 1}")

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from flashrec.attention.base import AttentionBackend, PrefillMeta
 from flashrec.batch import Ends, ForwardBatch
+from flashrec.config import EngineConfig
 from flashrec.kernels.ops import Ops
 from flashrec.models.base import CausalLM
 from flashrec.runtime.graph import CapturedProgram
+from flashrec.runtime.loading import Loaded
 from flashrec.transfer import StaticBlock
 
 MAX_TOKENS = 10240
@@ -67,16 +69,28 @@ class PrefillPass:
 
 
 class PrefillGraphs:
-    """The captured passes of all token buckets."""
+    """The passes of all token buckets of an engine, captured.
 
-    def __init__(
-        self, model: CausalLM, attention: AttentionBackend, ops: Ops, *, limit: int, requests: int, pages: int
-    ) -> None:
-        self.buckets = token_buckets(limit)
-        self.requests = requests
+    Raises:
+        CaptureError: an operation of a pass cannot be captured.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, config: EngineConfig, parts: Loaded) -> None:
+        self.buckets = token_buckets(config.prefill_chunk)
+        self.requests = config.max_requests
+        pages = -(-parts.limits.max_context // config.page_tokens)
         memory = torch.cuda.graph_pool_handle()
         self._passes = {
-            tokens: PrefillPass(model, attention, ops, tokens=tokens, requests=requests, pages=pages, memory=memory)
+            tokens: PrefillPass(
+                parts.model,
+                parts.attention,
+                parts.ops,
+                tokens=tokens,
+                requests=self.requests,
+                pages=pages,
+                memory=memory,
+            )
             for tokens in reversed(self.buckets)
         }
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flashrec.errors import DeadlineError, EngineFault, QueueFullError, RequestError
+from flashrec.errors import CaptureError, DeadlineError, EngineFault, QueueFullError, RequestError
 from flashrec.profiler import ProfileOptions, trace_range
 from flashrec.request import Request, Result
 from flashrec.runtime.catalogs import Place
@@ -38,9 +38,9 @@ class Scheduler:
     """Runs an engine on a thread of its own.
 
     All methods may be called from any thread. Waves are formed by :class:`~flashrec.runtime.admission.Admission`
-    from whatever waits when the engine is free, so a wave never waits for company; cancelled and expired
-    requests are dropped before they take a row. On a GPU the next wave is launched while one decodes, so that its
-    host work is hidden. Calls that may not run beside a wave take turns with waves.
+    from whatever waits when the engine is free, so a wave never waits for company; cancelled and expired requests
+    are dropped before they take a row. On a GPU the next wave is launched while one decodes, which hides its host
+    work. Calls that may not run beside a wave take turns with waves.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -75,8 +75,7 @@ class Scheduler:
     def start(self) -> None:
         """Start the engine thread.
 
-        What lives by now lives as long as the process: taken out of the garbage collector's sight, it no longer
-        costs a scan while thousands of beams are made.
+        What lives by now lives on: out of the garbage collector's sight it costs no scan while beams are made.
         """
         gc.collect()
         gc.freeze()
@@ -218,7 +217,7 @@ class Scheduler:
                 raise EngineFault("no wave can be formed although none is in flight: pages have leaked")
         self.on_change()
         if wave:
-            self._flights.append((wave, self.engine.launch([ticket.member for ticket in wave])))
+            self._launch(wave)
         while self._flights and (calls or not wave or len(self._flights) == self.engine.waves_in_flight):
             self._land(*self._flights.popleft())
         for call in calls:
@@ -257,13 +256,20 @@ class Scheduler:
         self._waiting = [ticket for ticket in self._waiting if ticket not in chosen]
         return wave
 
+    def _launch(self, wave: list[Ticket]) -> None:
+        """A program that is captured at its first use may not find the memory for it: its wave fails, others go on."""
+        try:
+            self._flights.append((wave, self.engine.launch([ticket.member for ticket in wave])))
+        except CaptureError as error:
+            logger.exception("a wave of %d requests failed", len(wave))
+            self._ended(wave)
+            for ticket in wave:
+                _fail(ticket.future, error)
+
     def _land(self, wave: list[Ticket], flight: Flight) -> None:
         outcomes = self.engine.finish(flight)
         now = time.monotonic()
-        with self._state:
-            self._running = [ticket for ticket in self._running if ticket not in wave]
-            self._state.notify_all()
-        self.on_change()
+        self._ended(wave)
         for ticket, outcome in zip(wave, outcomes, strict=True):
             if not isinstance(outcome, Result):
                 _fail(ticket.future, outcome)
@@ -271,6 +277,12 @@ class Scheduler:
                 _fail(ticket.future, DeadlineError("the deadline passed while the request ran"))
             elif ticket.future.set_running_or_notify_cancel():
                 ticket.future.set_result(outcome)
+
+    def _ended(self, wave: list[Ticket]) -> None:
+        with self._state:
+            self._running = [ticket for ticket in self._running if ticket not in wave]
+            self._state.notify_all()
+        self.on_change()
 
     def _fail_all(self, fault: EngineFault) -> None:
         with self._state:

@@ -155,6 +155,10 @@ class DecodeStage:
             found = self._programs[key] = CatalogProgram(self.decoder, levels)
         return found
 
+    def passes(self, key: WaveKey) -> int:
+        """Decode passes of waves that share ``key``."""
+        return self.program(key).passes if key.constrained else key.steps - 1
+
     def _eager(
         self,
         key: WaveKey,

@@ -123,15 +123,14 @@ class FreeSearch:
         return factor * self.width
 
     def _candidates(self, logits: torch.Tensor, count: int) -> Candidates:
+        """The best ``count`` continuations, or all where a vocabulary per row holds fewer."""
         raw = logits.float()
         rows, vocab = raw.shape
         total = self.total.unsqueeze(1) + (raw - log_sum_exp(raw).unsqueeze(1))
         rank = torch.arange(rows * vocab, device=raw.device).view(rows, vocab)
         keys = order_key(total, rank, self.running.unsqueeze(1)).flatten()
-        taken = min(count, keys.shape[0])
-        best = torch.topk(keys, taken, sorted=True)
-        index = torch.nn.functional.pad(best.indices, (0, count - taken))
-        real = torch.nn.functional.pad(best.values, (0, count - taken), value=INVALID_KEY) > INVALID_KEY
+        best = torch.topk(keys, min(count, rows * vocab), sorted=True)
+        index, real = best.indices, best.values > INVALID_KEY
         parent = torch.div(index, vocab, rounding_mode="floor")
         token = (index - parent * vocab).int()
         tokens = self.tokens[parent].clone()

@@ -46,6 +46,11 @@ class Level:
     def size(self) -> int:
         return self.columns.shape[0]
 
+    @property
+    def settled(self) -> bool:
+        """Whether every prefix goes on in one way, whose log-probability is 0 whatever the logits (SPEC B6)."""
+        return self.normalise_legal and self.max_children == 1
+
     def legal(self, node: torch.Tensor) -> torch.Tensor:
         """Child nodes of ``node`` int32 [N] by code: int32 [N, size], -1 where the trie has none."""
         if self.table is not None:

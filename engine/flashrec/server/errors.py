@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from flashrec.errors import (
+    CaptureError,
     CatalogError,
     CatalogStateError,
     DeadlineError,
@@ -75,6 +76,8 @@ def as_api_error(error: BaseException, names: Mapping[str, str], retry_after_s: 
             return ApiError(409, "profiler_state", str(error))
         case NonFiniteError():
             return ApiError(500, "non_finite", str(error))
+        case CaptureError():
+            return ApiError(500, "capture_failed", str(error))
         case EngineFault():
             return ApiError(500, "engine_fault", str(error))
         case _:

@@ -36,7 +36,9 @@ def prepare(context: Context, body: RecommendRequest) -> Job:
         raise RequestError("history", "recommendations need a catalog: start the server with --sid-vocab-file")
     catalog = served.catalog
     history = [_entry(context, catalog, index, entry) for index, entry in enumerate(body.history)]
-    seen: Entries = body.history if body.exclude_history else []
+    # A semantic ID that the catalog lacks, withdrawn since perhaps, cannot come back anyway.
+    known: Entries = [given for given, entry in zip(body.history, history, strict=True) if entry.item]
+    seen: Entries = known if body.exclude_history else []
     request = Request(
         input_ids=context.history_prompt.token_ids(history),
         n=body.k,

@@ -120,12 +120,12 @@ class Catalog:
         try:
             wanted = StringTable.of(list(item_ids))
         except UnicodeEncodeError as error:
-            raise CatalogError(f"{self.path}: no item {error.object[:60]!r} in the catalog") from None
+            raise CatalogError(f"no item {error.object[:60]!r} in the catalog") from None
         query, positions = self.index.find(self.items, wanted)
         known = np.zeros(len(wanted), dtype=np.bool_)
         known[query] = True
         if not known.all():
-            raise CatalogError(f"{self.path}: no item {wanted[int(np.argmin(known))]!r} in the catalog")
+            raise CatalogError(f"no item {wanted[int(np.argmin(known))]!r} in the catalog")
         return distinct(positions)[0]
 
     def _ranks(self, positions: NDArray[np.int64]) -> NDArray[np.int32]:

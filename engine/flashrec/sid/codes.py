@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from flashrec.errors import LayoutError
+from flashrec.errors import ConfigError, LayoutError
 from flashrec.sid.layout import Codes, SidLayout
 
 RECIF_BASE = 8192
@@ -32,6 +32,14 @@ class Packing:
 
     base: int = RECIF_BASE
     depth: int = RECIF_DEPTH
+
+    @classmethod
+    def parse(cls, text: str) -> Packing:
+        """``"8192,3"``. Raises :class:`ConfigError`."""
+        base, comma, depth = text.partition(",")
+        if not (comma and base.isdecimal() and depth.isdecimal() and int(base) >= 2 and 1 <= int(depth) <= 16):
+            raise ConfigError(f"sid_packed: {text!r} is not BASE,DEPTH, such as 8192,3 (from 2,1 to any base,16)")
+        return cls(int(base), int(depth))
 
     def pack(self, sid: Codes) -> int:
         """The inverse of :meth:`unpack`."""
