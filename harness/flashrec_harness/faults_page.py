@@ -59,6 +59,16 @@ def clean_rows(runs: Sequence[CleanRun]) -> list[dict[str, object]]:
     return rows
 
 
+def _clean_sentence(runs: Sequence[CleanRun]) -> str:
+    """What the clean runs showed, in words."""
+    said = "The other way round, the quick form of each suite with nothing planted"
+    red = {suite: sum(bool(run.red) for run in runs if run.suite == suite) for suite in (run.suite for run in runs)}
+    named = ", ".join(f"{suite} {times}" for suite, times in red.items() if times)
+    if named:
+        return f"{said}: {sum(red.values())} of {len(runs)} runs had a red ({named})."
+    return f"{said}: none of {len(runs)} runs had a red."
+
+
 def _range(numbers: Sequence[int]) -> str:
     return str(numbers[0]) if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"
 
@@ -89,7 +99,7 @@ def render(
             "\n## Who catches what\n",
             _table(rows),
             "\n## The clean engine\n",
-            "The other way round: with nothing planted, the quick form of each suite has no red.\n",
+            f"{_clean_sentence(runs)}\n",
             _table(clean_rows(runs)),
             "\n## What the suites said\n",
             _table(said),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import hypothesis
 import torch
@@ -12,12 +12,13 @@ from flashrec.errors import ConfigError
 from flashrec.kernels._triton import MODE, TritonMode
 from flashrec.kernels.registry import REGISTRY, Kernel, KernelSpec
 from flashrec_harness import hardware, kernel_compile, kernel_invariance
-from flashrec_harness.kernel_cases import CASES, KernelCase, Lane
+from flashrec_harness.drawing import VARIABLE, Drawing, drawing, is_nightly, seed_of
+from flashrec_harness.kernel_cases import CASES, EXAMPLES, KernelCase, Lane
 from flashrec_harness.kernel_check import Verdict, check_case
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
+from flashrec_harness.runner import repeat_command
 
 SUITE = "kernel"
-_REPEAT = "flashrec-harness kernel"
 _INTERPRETER_REASON = (
     "Triton's interpreter is silently wrong for bf16 and FP8 arithmetic and casts; a GPU must judge them"
 )
@@ -25,8 +26,9 @@ _INTERPRETER_REASON = (
 
 @dataclass(slots=True)
 class Tally:
-    """All cases of one implementation on one lane."""
+    """All cases of one implementation on one lane, and how they were drawn."""
 
+    drawn: Drawing
     cases: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     worst: Verdict | None = None
@@ -54,17 +56,17 @@ def lanes() -> list[Lane]:
     return [Lane(torch.device("cpu"), torch.float32, compiled=False)]
 
 
-def judge(spec: KernelSpec, name: str, kernel: Kernel, lane: Lane, *, examples: int, seed: int | None = None) -> Tally:
-    """Draws ``examples`` cases and checks each; the first failure is shrunk. ``seed`` ``None``: the same draw."""
-    tally = Tally()
+def judge(spec: KernelSpec, name: str, kernel: Kernel, lane: Lane, draw: Drawing) -> Tally:
+    """Checks the registered examples, then cases as ``draw`` says; the first failure of these is shrunk."""
+    tally = Tally(draw)
 
     @hypothesis.settings(
-        max_examples=examples,
-        derandomize=seed is None,
+        max_examples=draw.examples,
+        derandomize=draw.seed is None,
         deadline=None,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),
-        phases=(hypothesis.Phase.generate, hypothesis.Phase.shrink),
+        phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink),
         report_multiple_bugs=False,
         verbosity=hypothesis.Verbosity.quiet,
     )
@@ -79,12 +81,19 @@ def judge(spec: KernelSpec, name: str, kernel: Kernel, lane: Lane, *, examples: 
         if not verdict.passed:
             raise _CaseFailedError("; ".join(verdict.failures))
 
-    drawn = every_case if seed is None else hypothesis.seed(seed)(every_case)
+    if draw.seed is not None:
+        every_case = hypothesis.seed(draw.seed)(every_case)
+    for case in EXAMPLES.get(spec.name, _no_examples)(lane):
+        every_case = hypothesis.example(case)(every_case)
     try:
-        drawn()
+        every_case()
     except _CaseFailedError:
         assert tally.failed is not None
     return tally
+
+
+def _no_examples(_: Lane) -> list[KernelCase]:
+    return []
 
 
 def check_of(spec: KernelSpec, name: str, lane: Lane, tally: Tally) -> Check:
@@ -93,18 +102,18 @@ def check_of(spec: KernelSpec, name: str, lane: Lane, tally: Tally) -> Check:
     title = f"{spec.name} ({name}, {dtype}, {lane.device.type})"
     if tally.failed is not None:
         reason = f"{tally.failed.case}: {'; '.join(tally.failed.failures)}"
-        summary = f"wrong on the smallest case found, after {tally.cases} cases"
-        return Check(SUITE, title, Outcome.FAIL, summary, reason=reason, repeat=_REPEAT)
+        summary = f"wrong on the smallest case found, after {tally.cases} cases, {tally.drawn}"
+        return Check(SUITE, title, Outcome.FAIL, summary, reason=reason)
     if tally.worst is None:
         reason = "; ".join(tally.skipped) or "no case was drawn"
-        return Check(SUITE, title, Outcome.NOT_RUN, "no case was judged", reason=reason, repeat=_REPEAT)
+        return Check(SUITE, title, Outcome.NOT_RUN, "no case was judged", reason=reason)
     how = "eager and graph replay" if lane.compiled else "interpreter: index and mask logic"
     summary = (
-        f"{tally.cases} cases, {how}; largest error {tally.worst.worst_error:.2g}, "
+        f"{tally.cases} cases, {tally.drawn}, {how}; largest error {tally.worst.worst_error:.2g}, "
         f"{tally.worst.worst:.0%} of its measured bound; {tally.codes_apart} FP8 codes apart"
     )
     data = {"cases": tally.cases, "worst_of_bound": tally.worst.worst, "worst_case": tally.worst.case}
-    return Check(SUITE, title, Outcome.PASS, summary, data=data, repeat=_REPEAT)
+    return Check(SUITE, title, Outcome.PASS, summary, data=data)
 
 
 def error_row(spec: KernelSpec, name: str, lane: Lane, tally: Tally) -> dict[str, object]:
@@ -148,14 +157,22 @@ def _outcome(tally: Tally) -> Outcome:
     return Outcome.NOT_RUN if tally.worst is None else Outcome.PASS
 
 
+def _repeat(spec: KernelSpec, ctx: SuiteContext) -> str:
+    """The command that draws the same cases of one kernel."""
+    command = repeat_command(SUITE, replace(ctx, only=spec.name))
+    return f"{VARIABLE}=nightly {command}" if is_nightly() else command
+
+
 def _judge_lane(lane: Lane, ctx: SuiteContext) -> tuple[list[Check], list[dict[str, object]]]:
     examples = (20 if lane.dtype == torch.bfloat16 else 8) if lane.compiled else (8 if ctx.quick else 20)
+    draw = drawing(examples, ctx.seed)
     checks, rows = [], []
     for spec in _chosen(ctx.only):
         for name, kernel in spec.implementations.items():
             started = time.monotonic()
-            tally = judge(spec, name, kernel, lane, examples=examples)
+            tally = judge(spec, name, kernel, lane, draw)
             checks.append(check_of(spec, name, lane, tally))
+            checks[-1].repeat = _repeat(spec, ctx)
             checks[-1].seconds = time.monotonic() - started
             rows.append(error_row(spec, name, lane, tally))
     return checks, rows
@@ -172,11 +189,13 @@ def _chosen(only: str | None) -> list[KernelSpec]:
 def run(ctx: SuiteContext) -> list[Check]:
     """Walks the registry on every lane of this machine; what needs a GPU is ``not run`` without one.
 
-    ``ctx.only`` names a single kernel. Raises :class:`ConfigError` where there is none of that name.
+    ``ctx.only`` names a single kernel; ``ctx.seed`` draws other cases, and at night, where it is 0, a new one does
+    (``FLASHREC_HYPOTHESIS=nightly``). Raises :class:`ConfigError` where there is none of that name.
     """
     if MODE is TritonMode.ABSENT:
         reason = "Triton is not installed; pip install triton"
         return [Check(SUITE, "registry", Outcome.NOT_RUN, "no kernel was judged", reason=reason)]
+    ctx = replace(ctx, seed=seed_of(ctx.seed))
     judged = [_judge_lane(lane, ctx) for lane in lanes()]
     checks = [check for found, _ in judged for check in found]
     checks.append(error_report([row for _, rows in judged for row in rows]))

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import numpy as np
+
+from flashrec_harness.dialects import Dialect, Generate
 
 Send = Callable[[int], object]
 """Sends request ``i`` and blocks until it is answered; raises if it failed. Called from many threads."""
@@ -150,7 +151,7 @@ def batches(
 
 
 class HttpTarget:
-    """Sends prompts to a server's native ``/generate`` (ours or SGLang's) and keeps the answers' tokens.
+    """Sends prompts to a server, in its dialect, and keeps the answers' tokens.
 
     ``prompts`` are token ids; request ``i`` sends ``prompts[i % len(prompts)]``.
     """
@@ -163,12 +164,12 @@ class HttpTarget:
         n: int,
         max_new_tokens: int | None,
         concurrency: int,
+        dialect: Dialect | None = None,
         timeout_s: float = 120.0,
     ) -> None:
         self._prompts = prompts
-        self._parameters: dict[str, Any] = {"n": n, "beam_width": n, "temperature": 0}
-        if max_new_tokens is not None:
-            self._parameters["max_new_tokens"] = max_new_tokens
+        self._dialect = dialect or Generate()
+        self._n, self._max_tokens = n, max_new_tokens
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         self._client = httpx.Client(base_url=url, timeout=timeout_s, limits=limits, trust_env=False)
         self.outputs: dict[int, list[list[int]]] = {}
@@ -176,12 +177,10 @@ class HttpTarget:
     def __call__(self, index: int) -> None:
         """Raises :class:`httpx.HTTPError` where the server refuses or is gone."""
         prompt = index % len(self._prompts)
-        payload = {"input_ids": list(self._prompts[prompt]), "sampling_params": self._parameters}
-        response = self._client.post("/generate", json=payload)
+        payload = self._dialect.body(self._prompts[prompt], self._n, self._max_tokens)
+        response = self._client.post(self._dialect.path, json=payload)
         response.raise_for_status()
-        body = response.json()
-        beams = body["meta_info"].get("beam_results", [body])
-        self.outputs[prompt] = [beam["output_ids"] for beam in beams]
+        self.outputs[prompt] = [list(reply.tokens) for reply in self._dialect.beams(response.json())]
 
     def close(self) -> None:
         """Close the connections."""

@@ -24,7 +24,14 @@ Sequences = Annotated[
     Path | None,
     typer.Option("--sequences", help="CSV of held-out histories. Default: the checkpoint's test.csv."),
 ]
-Url = Annotated[str | None, typer.Option("--url", help="Judge a running server: ours, SGLang, or OpenAI-compatible.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help="Judge a running server: ours; SGLang, but not by soak; one with OpenAI's /v1/completions alone by "
+        "determinism and perf.",
+    ),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="The short form: fewer cases, same rules.")]
 RequireGpu = Annotated[
     bool, typer.Option("--require-gpu", envvar="FLASHREC_REQUIRE_GPU", help="A missing GPU is a failure.")

@@ -110,7 +110,7 @@ class Check:
 
     @property
     def commands(self) -> list[str]:
-        """How to see it again: the suite's command, then each bundle's request alone."""
+        """How to see it again: the suite's command, then each bundle's replay."""
         repros = [f"python -m flashrec_harness repro {shlex.quote(path)}" for path in self.bundles]
         return [*([self.repeat] if self.repeat else []), *repros]
 

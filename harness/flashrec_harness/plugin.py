@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
-import hypothesis
 import pytest
 
-from flashrec_harness import hardware
+from flashrec_harness import drawing, hardware
 from flashrec_harness.outcome import SuiteContext
 
 SUITES = ("kernel", "parity", "determinism", "perf", "trace")
@@ -44,13 +43,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--model-path", type=Path, help="checkpoint to judge (default: the bundled tiny shop)")
     group.addoption("--sid-vocab-file", type=Path, help="catalog (default: the one beside the checkpoint)")
     group.addoption("--sid", help="semantic-ID layout START:END/SIZE,SIZE,... where it cannot be inferred")
-    group.addoption("--url", help="judge a server that is already running")
+    group.addoption("--url", help="judge a server that is already running, as flashrec-harness --url does")
     group.addoption("--workload", help="perf workload: a name or a JSON file")
     group.addoption("--harness-seed", type=int, default=0, help="seed of the suites' random choices")
     group.addoption(
         "--hypothesis-budget",
-        choices=("ci", "nightly"),
-        default=os.environ.get("FLASHREC_HYPOTHESIS", "ci"),
+        choices=drawing.BUDGETS,
+        default=drawing.of_environment(),
         help="ci: the same examples each time; nightly: more, and new ones",
     )
 
@@ -61,10 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     hardware.pin_xdist_worker()
     for name, meaning in _MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
-    common = hypothesis.settings(deadline=None, print_blob=True)
-    hypothesis.settings.register_profile("ci", common, derandomize=True, max_examples=50, database=None)
-    hypothesis.settings.register_profile("nightly", common, derandomize=False, max_examples=1000)
-    hypothesis.settings.load_profile(config.getoption("--hypothesis-budget"))
+    drawing.load(config.getoption("--hypothesis-budget"))
     config.pluginmanager.register(_GpuSession(config), "flashrec-gpu-session")
 
 
@@ -127,7 +123,7 @@ def model_path(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture
-def suite_context(pytestconfig: pytest.Config, model_path: Path, tmp_path: Path) -> SuiteContext:
+def suite_context(pytestconfig: pytest.Config, model_path: Path, tmp_path: Path, harness_seed: int) -> SuiteContext:
     """The quick form of a suite's context over ``--model-path``, writing below ``tmp_path``."""
     from flashrec_harness.targets import resolve_catalog
 
@@ -138,10 +134,16 @@ def suite_context(pytestconfig: pytest.Config, model_path: Path, tmp_path: Path)
         url=pytestconfig.getoption("--url"),
         quick=True,
         require_gpu=bool(pytestconfig.getoption("--require-gpu")),
-        seed=int(pytestconfig.getoption("--harness-seed")),
+        seed=harness_seed,
         out_dir=tmp_path,
         workload=pytestconfig.getoption("--workload"),
     )
+
+
+@pytest.fixture(scope="session")
+def harness_seed(pytestconfig: pytest.Config) -> int:
+    """``--harness-seed``."""
+    return int(pytestconfig.getoption("--harness-seed"))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -11,6 +11,9 @@ from rich.console import Console
 from flashrec_harness.outcome import ExitCode, exit_code
 from flashrec_harness.report import terminal
 from flashrec_harness.report.model import load
+
+if TYPE_CHECKING:
+    from flashrec_harness.repro import Bundle, Wave
 
 _console = Console()
 
@@ -37,10 +40,15 @@ def compare(
 def repro(
     file: Annotated[Path, typer.Argument(help="A bundle that a suite saved.", exists=True)],
 ) -> None:
-    """Replay a failing request. Exit code 1 while it still differs from the reference (or from itself)."""
+    """Replay a failing request. Exit code 1 while it still differs from the reference (or from itself).
+
+    A request whose bits drifted is replayed in its wave, beside the request alone.
+    """
     from flashrec_harness import repro as bundles
 
     bundle = bundles.load_bundle(file)
+    if bundle.wave is not None:
+        _replay_wave(bundle, bundle.wave)
     again = bundles.replay(bundle)
     rows = bundles.compare(bundle, again)
     _console.print(f"{bundle.suite}: {bundle.reason}", markup=False)
@@ -48,3 +56,16 @@ def repro(
     as_then = [dict(beam) for beam in bundle.observed] == again
     _console.print(f"the bits observed then: {'the same again' if as_then else 'different now'}", markup=False)
     raise typer.Exit(ExitCode.OK if all(row["same"] for row in rows) else ExitCode.FAILED)
+
+
+def _replay_wave(bundle: Bundle, wave: Wave) -> NoReturn:
+    from flashrec_harness.determinism import replay as waves
+
+    rows = waves.replay(bundle, wave)
+    _console.print(f"{bundle.suite}, {wave.axis}: {bundle.reason}", markup=False)
+    _console.print(f"alone and in its wave of {len(wave.requests)} requests, in place {wave.at}", markup=False)
+    _console.print(terminal.rows_table("beams", rows))
+    if all(row["same"] for row in rows):
+        _console.print(f"no bit differs. Where it needs what ran before the wave: {waves.again(wave)}", markup=False)
+        raise typer.Exit(ExitCode.OK)
+    raise typer.Exit(ExitCode.FAILED)

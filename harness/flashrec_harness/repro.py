@@ -1,4 +1,4 @@
-"""Repro bundles: one request that went wrong, with everything needed to run it again (SPEC H3b)."""
+"""Repro bundles: a request that went wrong, with everything needed to run it again (SPEC H3b)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,26 @@ class BundleError(FlashRecError):
 
 
 @dataclass(frozen=True, slots=True)
+class Wave:
+    """The wave in which a request went wrong.
+
+    ``requests`` in their order, the one in question at index ``at``; ``overrides`` are the engine settings of the
+    determinism suite's ``axis``.
+    """
+
+    axis: str
+    requests: Sequence[Mapping[str, Any]]
+    at: int
+    overrides: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Bundle:
     """``observed`` are the beams that were returned, ``expected`` those of the reference, if there was one.
 
     A beam is ``{"token_ids", "score_bits"}``, the latter the float32 score's bytes in hex; one of a reference
     may have ``score``, a number, instead. ``ledger`` holds
-    the step digests of the wave; ``reason`` says what was wrong.
+    the step digests of the wave; ``reason`` says what was wrong. Without a ``wave`` the request is run alone.
     """
 
     suite: str
@@ -40,6 +54,7 @@ class Bundle:
     observed: Sequence[Mapping[str, Any]]
     expected: Sequence[Mapping[str, Any]] = ()
     ledger: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    wave: Wave | None = None
 
 
 def beam_record(beam: Beam) -> dict[str, Any]:
@@ -65,6 +80,7 @@ def save_bundle(
     result: Result,
     expected: Sequence[Mapping[str, Any]] = (),
     ledger: Sequence[Mapping[str, Any]] = (),
+    wave: Wave | None = None,
 ) -> Path:
     """Write a bundle for ``result``; ``flashrec-harness repro PATH`` replays it."""
     bundle = Bundle(
@@ -76,6 +92,7 @@ def save_bundle(
         [beam_record(beam) for beam in result.beams],
         expected,
         ledger,
+        wave,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     body = {"schema": SCHEMA, **asdict(bundle)}
@@ -89,13 +106,14 @@ def load_bundle(path: Path) -> Bundle:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body.pop("schema") != SCHEMA:
             raise BundleError(f"{path}: not a bundle of schema {SCHEMA}")
-        return Bundle(**body)
+        wave = body.pop("wave", None)
+        return Bundle(**body, wave=None if wave is None else Wave(**wave))
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise BundleError(f"{path}: not a repro bundle ({type(error).__name__}: {error})") from None
 
 
-def _request(fields: Mapping[str, Any]) -> Request:
-    """JSON has lists where a request has tuples."""
+def request_of(fields: Mapping[str, Any]) -> Request:
+    """A request from its fields; JSON has lists where it has tuples."""
 
     def tuples(value: Any) -> Any:
         return tuple(tuples(one) for one in value) if isinstance(value, list) else value
@@ -105,18 +123,20 @@ def _request(fields: Mapping[str, Any]) -> Request:
     return Request(**(values | {"score_space": None if space is None else ScoreSpace(space)}))
 
 
-def replay(bundle: Bundle) -> list[dict[str, Any]]:
-    """Run the request alone in a fresh engine.
-
-    Raises :class:`BundleError` if the checkpoint or the catalog has changed since.
-    """
-    config = EngineConfig(**bundle.engine)
+def config_of(bundle: Bundle, **overrides: Any) -> EngineConfig:
+    """The bundle's engine. Raises :class:`BundleError` if the checkpoint or the catalog has changed since."""
+    config = EngineConfig(**{**bundle.engine, **overrides})
     changed = [name for name, digest in digests(config).items() if digest != bundle.digests.get(name)]
     if changed:
         raise BundleError(f"{' and '.join(changed)} changed since the bundle was made; check out its commit")
-    engine = Engine(config)
+    return config
+
+
+def replay(bundle: Bundle) -> list[dict[str, Any]]:
+    """Run the request alone in a fresh engine. Raises as :func:`config_of`."""
+    engine = Engine(config_of(bundle))
     try:
-        (result,) = engine.generate([_request(bundle.request)])
+        (result,) = engine.generate([request_of(bundle.request)])
     finally:
         engine.close()
     return [beam_record(beam) for beam in result.beams]
@@ -124,7 +144,11 @@ def replay(bundle: Bundle) -> list[dict[str, Any]]:
 
 def compare(bundle: Bundle, again: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rank by rank: what the reference wants (without one, what was observed) and what the replay gave."""
-    wanted = list(bundle.expected) or list(bundle.observed)
+    return ranks(list(bundle.expected) or list(bundle.observed), again)
+
+
+def ranks(wanted: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Two lists of beams as a table, rank by rank."""
     return [
         {
             "rank": rank,

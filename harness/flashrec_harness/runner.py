@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flashrec.errors import FlashRecError
-from flashrec_harness import budget, environment, hardware, known_failures, planting
+from flashrec_harness import budget, dialects, environment, hardware, known_failures, planting
 from flashrec_harness.known_failures import KnownFailure
 from flashrec_harness.outcome import Check, Outcome, SuiteContext, SuiteFn
 from flashrec_harness.report import writer
@@ -45,11 +45,13 @@ def guarded(
 
     A suite that is stopped because ``budget_minutes`` are over is ``inconclusive``, whatever it had seen by then.
     :class:`~flashrec.errors.FlashRecError` is the user's and passes through. ``--require-gpu`` without a GPU
-    fails before anything is measured.
+    fails before anything is measured. A server that lacks what the suite asks is a mistake of the command.
     """
     if context.require_gpu and not hardware.has_gpu():
         reason = f"--require-gpu: {hardware.missing_gpu_reason()}"
         return [Check(suite, "GPU present", Outcome.FAIL, "nothing was judged", reason=reason)]
+    if context.url is not None:
+        dialects.require(suite, context.url)
     context.out_dir.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     try:

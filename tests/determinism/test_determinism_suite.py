@@ -87,8 +87,9 @@ def test_a_drifting_request_is_kept_as_a_bundle(faults: ModuleType, context: Sui
     with faults.plant("rope-off-by-one-after-hit"):
         report = perform(make_task("cache"))
     evidence = Evidence([report])
-    bundles = {seen.observation.probe: suite._keep_bundle(context, evidence, seen) for seen in drifting(evidence)}
-    checks = judge([report], [make_task("cache")])
+    task = make_task("cache")
+    bundles = {seen.observation.probe: suite._keep_bundle(context, task, evidence, seen) for seen in drifting(evidence)}
+    checks = judge([report], [task])
     suite.name_bundles(checks, evidence, bundles)
     named = {check.data["axis"]: check.bundles for check in checks if check.data.get("axis")}
     assert named["cache"] == [str(context.out_dir / "drift-default.json")]

@@ -26,11 +26,11 @@ OTHER = output_beams([Beam((5, 6), math.nextafter(-0.5, 0), -0.25, "stop"), Beam
 
 
 def report(process: int, waves: int, axis: str = "mixed", /, **witness: int) -> ProcessReport:
-    """A process that saw the same output in every wave."""
+    """A process that saw the same output in every wave; without a witness each of them was one wave."""
     digest = output_digest(BEAMS)
     seen = [Observation(axis, f"wave {wave}", "default", digest, "", 9, 3, 1, 0) for wave in range(waves)]
     return ProcessReport(
-        process, str(process), 1, "cpu", seen, {digest: BEAMS}, {"": []}, {}, {axis: witness} if witness else {}
+        process, str(process), 1, "cpu", seen, {digest: BEAMS}, {"": []}, {}, {axis: witness or {"waves": waves}}
     )
 
 
@@ -49,6 +49,7 @@ def test_the_bound_is_what_chance_leaves() -> None:
         rate = drift_bound(waves)
         assert (1 - rate) ** waves == pytest.approx(0.05)
         assert rate <= 3 / waves
+    assert drift_bound(0) == 1
 
 
 def test_one_flipped_score_bit_in_one_wave_is_a_failure(make_task: MakeTask) -> None:
@@ -70,6 +71,17 @@ def test_a_difference_below_float32_is_none() -> None:
 def test_too_few_waves_or_processes_are_invalid(processes: int, waves: int, make_task: MakeTask) -> None:
     check = only(judge([report(process, waves) for process in range(processes)], [make_task("mixed")]))
     assert check.outcome is Outcome.INVALID
+
+
+@pytest.mark.parametrize(("shared", "outcome"), [(0, Outcome.INVALID), (29, Outcome.INVALID), (30, Outcome.PASS)])
+def test_requests_that_did_not_share_a_wave_do_not_count(shared: int, outcome: Outcome, make_task: MakeTask) -> None:
+    reports = [report(process, 30, waves=30 if process else shared) for process in range(4)]
+    check = only(judge(reports, [make_task("mixed")]))
+    assert check.outcome is outcome
+    assert check.name == f"same bits in {90 + shared} mixed waves of 4 processes"
+    assert check.data["bound"] == drift_bound(90 + shared)
+    if outcome is Outcome.INVALID:
+        assert f"the requests of {30 - shared} of 120 turns did not share one wave" in check.reason
 
 
 def test_equal_hash_seeds_are_invalid(make_task: MakeTask) -> None:

@@ -12,6 +12,7 @@ from flashrec.kernels._triton import MODE, TritonMode, jit, next_power_of_2, tl
 from flashrec.kernels.quantize import quant_per_token
 from flashrec.kernels.registry import REGISTRY
 from flashrec.kernels.silu_mul import silu_mul
+from flashrec_harness.drawing import Drawing
 from flashrec_harness.kernel_cases import Lane
 from flashrec_harness.kernels_suite import error_report, error_row, judge, lanes
 from flashrec_harness.outcome import Outcome
@@ -111,7 +112,7 @@ _FAULTS = [
 @pytest.mark.parametrize(("name", "fault", "said"), _FAULTS, ids=[fault.__name__ for _, fault, _ in _FAULTS])
 def test_a_planted_fault_is_red(name: str, fault: Callable[..., Any], said: str) -> None:
     lane: Lane = lanes()[0]
-    tally = judge(REGISTRY[name], "planted", fault, lane, examples=12)
+    tally = judge(REGISTRY[name], "planted", fault, lane, Drawing(12))
     assert tally.failed is not None, f"{fault.__name__} passed {tally.cases} cases"
     assert any(said in failure for failure in tally.failed.failures), tally.failed.failures
 
@@ -119,19 +120,19 @@ def test_a_planted_fault_is_red(name: str, fault: Callable[..., Any], said: str)
 def test_the_references_themselves_pass() -> None:
     lane = lanes()[0]
     for name in ("silu_mul", "quant_per_token", "linear_fp8"):
-        tally = judge(REGISTRY[name], "reference", REGISTRY[name].reference, lane, examples=6)
+        tally = judge(REGISTRY[name], "reference", REGISTRY[name].reference, lane, Drawing(6))
         assert tally.failed is None, tally.failed
         assert tally.cases > 0
 
 
 def test_the_report_puts_the_worst_error_beside_its_bound() -> None:
     lane, spec = lanes()[0], REGISTRY["silu_mul"]
-    right = judge(spec, "reference", spec.reference, lane, examples=6)
+    right = judge(spec, "reference", spec.reference, lane, Drawing(6))
     row = error_row(spec, "reference", lane, right)
     assert (row["kernel"], row["dtype"], row["outcome"]) == ("silu_mul", str(lane.dtype)[6:], "pass")
     assert right.worst is not None
     assert float(str(row["worst error"])) <= float(str(row["its bound"]))
-    wrong = error_row(spec, "zeros", lane, judge(spec, "zeros", _zeros, lane, examples=6))
+    wrong = error_row(spec, "zeros", lane, judge(spec, "zeros", _zeros, lane, Drawing(6)))
     assert float(str(wrong["worst error"])) > float(str(wrong["its bound"]))
     assert error_report([row]).outcome is Outcome.PASS
     report = error_report([row, wrong])

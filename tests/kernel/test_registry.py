@@ -8,7 +8,8 @@ import torch
 from flashrec.kernels._triton import MODE, TritonMode
 from flashrec.kernels.registry import REGISTRY, Kernel, KernelSpec
 from flashrec_harness import kernel_compile
-from flashrec_harness.kernel_cases import CASES, Lane
+from flashrec_harness.drawing import drawing, seed_of
+from flashrec_harness.kernel_cases import CASES, EXAMPLES, Lane
 from flashrec_harness.kernels_suite import check_of, judge
 from flashrec_harness.outcome import Outcome
 
@@ -23,25 +24,27 @@ _WALK = [
 
 def test_every_registered_kernel_has_cases() -> None:
     assert set(CASES) == set(REGISTRY)
+    assert set(EXAMPLES) <= set(REGISTRY)
 
 
 @pytest.mark.skipif(MODE is not TritonMode.INTERPRETER, reason="kernels are compiled in this process")
 @pytest.mark.parametrize(("spec", "name", "kernel"), _WALK)
-def test_interpreted(spec: KernelSpec, name: str, kernel: Kernel) -> None:
-    check = check_of(spec, name, _INTERPRETED, judge(spec, name, kernel, _INTERPRETED, examples=8))
+def test_interpreted(spec: KernelSpec, name: str, kernel: Kernel, harness_seed: int) -> None:
+    draw = drawing(8, seed_of(harness_seed))
+    check = check_of(spec, name, _INTERPRETED, judge(spec, name, kernel, _INTERPRETED, draw))
     if check.outcome is Outcome.NOT_RUN:
         pytest.skip(check.reason)
-    assert check.outcome is Outcome.PASS, check.reason
+    assert check.outcome is Outcome.PASS, f"{check.summary}: {check.reason}"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lane", _COMPILED, ids=lambda lane: str(lane.dtype))
 @pytest.mark.parametrize(("spec", "name", "kernel"), _WALK)
-def test_compiled(spec: KernelSpec, name: str, kernel: Kernel, lane: Lane) -> None:
-    check = check_of(spec, name, lane, judge(spec, name, kernel, lane, examples=12))
+def test_compiled(spec: KernelSpec, name: str, kernel: Kernel, lane: Lane, harness_seed: int) -> None:
+    check = check_of(spec, name, lane, judge(spec, name, kernel, lane, drawing(12, seed_of(harness_seed))))
     if check.outcome is Outcome.NOT_RUN:
         pytest.skip(check.reason)
-    assert check.outcome is Outcome.PASS, check.reason
+    assert check.outcome is Outcome.PASS, f"{check.summary}: {check.reason}"
 
 
 @pytest.mark.slow

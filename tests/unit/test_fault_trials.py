@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -267,6 +268,23 @@ def test_a_page_shows_no_path_of_this_machine(faults: ModuleType, tmp_path: Path
     assert set(listed(page)) == set(faults.FAULTS)
     assert "/opt" not in page
     assert "where.json: the file \\| was edited" in page
+
+
+def test_the_page_says_what_its_clean_runs_showed(faults: ModuleType) -> None:
+    checks = [
+        Check("faults", f"{f.name}, {catch.suite}", Outcome.PASS, "")
+        for f in faults.FAULTS.values()
+        for catch in f.catches
+    ]
+    green, red = run_of(Outcome.PASS), run_of(Outcome.FAIL, "a: fail: why")
+
+    def said(*runs: CleanRun) -> str:
+        page = faults_page.render(faults.FAULTS, checks, runs, collect(), "2026-11-30")
+        return page.split("## The clean engine")[1].strip().splitlines()[0]
+
+    assert said(green, green).endswith("none of 2 runs had a red.")
+    other = dataclasses.replace(red, suite="perf")
+    assert said(green, red, red, other).endswith("3 of 4 runs had a red (kernel 2, perf 1).")
 
 
 def test_a_page_needs_a_whole_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

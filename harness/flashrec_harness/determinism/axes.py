@@ -21,8 +21,9 @@ class Axis:
     """One way in which two runs of a request may differ.
 
     The check called ``title`` is invalid unless every counter of ``proves`` and of ``covers`` is above zero, and
-    fails if one of ``forbids`` is. ``overrides`` are engine settings; ``prepare`` changes the loaded engine
-    before its first wave.
+    fails if one of ``forbids`` is; ``scope`` tells its summary how much of what there is was tried. ``overrides``
+    are engine settings; ``prepare`` changes the loaded engine before its first wave; ``scheduled`` says that its
+    requests reach the engine through the scheduler.
     """
 
     name: str
@@ -31,8 +32,10 @@ class Axis:
     proves: tuple[str, ...] = ("waves",)
     covers: Callable[[Task], tuple[str, ...]] = field(default=lambda _: ())
     forbids: tuple[str, ...] = ()
+    scope: Callable[[Task], str] = field(default=lambda _: "")
     overrides: Callable[[Task], Mapping[str, Any]] = field(default=_no_overrides)
     prepare: Callable[[Engine], None] | None = None
+    scheduled: bool = False
     needs_catalog: bool = False
     needs_gpu: bool = False
 
@@ -44,9 +47,10 @@ AXES: Mapping[str, Axis] = {
         Axis("mixed", "same bits in mixed waves", runs.mixed),
         Axis(
             "buckets",
-            "same bits in every row bucket and one row either side",
+            "same bits across row buckets and one row either side",
             bucket_runs.buckets,
             covers=bucket_runs.bucket_events,
+            scope=bucket_runs.bucket_scope,
         ),
         Axis(
             "cache",
@@ -76,13 +80,14 @@ AXES: Mapping[str, Axis] = {
             proves=("waves", "reloads"),
             needs_catalog=True,
         ),
-        Axis("arrival", "same bits in any order and delay of arrival", runs.arrival),
+        Axis("arrival", "same bits in any order and delay of arrival", runs.arrival, scheduled=True),
         Axis(
             "cancelled",
             "same bits beside cancelled requests, which leave no page behind",
             runs.cancelled,
             proves=("waves", "cancelled in flight"),
             forbids=("leaked pages",),
+            scheduled=True,
         ),
         Axis("jitter", "same bits under random device spins", device_runs.jitter, needs_gpu=True),
         Axis(

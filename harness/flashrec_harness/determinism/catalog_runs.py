@@ -45,7 +45,7 @@ def _in_other(lab: Lab, engine: Engine, case: str, name: str) -> None:
     """Search the listed semantic IDs as a catalog; what comes out is compared with the probe ``allow``."""
     request = replace(lab.probe("default", engine), rid="allow", catalog=name)
     result = engine.generate([request])[0]
-    lab.observe(engine, Place("catalogs", case), result, rows=request.n, requests=1, at=0)
+    lab.observe(engine, Place("catalogs", case), result, [request])
 
 
 def _write(path: Path, sids: Sequence[tuple[int, ...]]) -> None:

@@ -19,8 +19,11 @@ _LISTED = 20
 
 
 def drift_bound(waves: int) -> float:
-    """The drift rate that ``waves`` waves without drift rule out at 95 %: ``1 - 0.05 ** (1 / N)``, below ``3 / N``."""
-    return float(1.0 - (1.0 - _CONFIDENCE) ** (1.0 / waves))
+    """The drift rate that ``waves`` waves without drift rule out at 95 %: ``1 - 0.05 ** (1 / N)``, below ``3 / N``.
+
+    Without a wave it is 1: nothing is ruled out.
+    """
+    return float(1.0 - (1.0 - _CONFIDENCE) ** (1.0 / waves)) if waves else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +87,36 @@ def judge(reports: Sequence[ProcessReport], tasks: Sequence[Task]) -> list[Check
 
 
 def across_processes(evidence: Evidence) -> Check:
-    """SPEC H2's line: N >= 120 mixed waves over at least four processes with different hash seeds."""
+    """SPEC H2's line: N >= 120 mixed waves over at least four processes with different hash seeds.
+
+    What counts is the witness: an observation whose requests were spread over several waves is none of a mixed wave.
+    """
     found = evidence.of_axis("mixed")
+    shared = evidence.witness("mixed").get("waves", 0)
     drifted = [seen for seen in found if evidence.drifts(seen)]
     seeds = [report.hash_seed for report in evidence.reports]
     rows = [seen.observation.rows for seen in found]
     check = Check(
         SUITE,
-        f"same bits in {len(found)} mixed waves of {len(seeds)} processes",
+        f"same bits in {shared} mixed waves of {len(seeds)} processes",
         Outcome.FAIL if drifted else Outcome.PASS,
         f"{len(drifted)} of {len(found)} differ from the probe alone in process {evidence.reports[0].process}: token "
         f"ids and score bytes; {min(rows)}-{max(rows)} rows, {_sizes(found)} requests, PYTHONHASHSEED "
-        f"{', '.join(seeds)}; {bound(len(drifted), len(found))}",
-        data={"waves": len(found), "drifted": len(drifted), "hash_seeds": seeds, "bound": drift_bound(len(found))},
+        f"{', '.join(seeds)}; {bound(len(drifted), shared)}",
+        data={"waves": shared, "drifted": len(drifted), "hash_seeds": seeds, "bound": drift_bound(shared)},
     )
     if drifted:
         return _blame(check, evidence, drifted)
     if len(found) < MIN_WAVES or len(set(seeds)) < PROCESSES:
         check.outcome = Outcome.INVALID
         check.reason = f"{MIN_WAVES} waves of {PROCESSES} processes with different hash seeds are needed"
+    elif shared < MIN_WAVES:
+        check.outcome = Outcome.INVALID
+        check.reason = (
+            f"the requests of {len(found) - shared} of {len(found)} turns did not share one wave, and {MIN_WAVES} "
+            "shared waves are needed: the rows or pages of a wave do not hold them; free device memory for a larger KV "
+            "pool, or judge with shorter prompts (--sequences)"
+        )
     return check
 
 
@@ -111,11 +125,13 @@ def judge_axis(evidence: Evidence, axis: Axis, task: Task) -> Check:
     found, witness = evidence.of_axis(axis.name), evidence.witness(axis.name)
     drifted = [seen for seen in found if evidence.drifts(seen)]
     shown = ", ".join(f"{times} {event}" for event, times in witness.items() if event in (*axis.proves, *axis.forbids))
+    scope = axis.scope(task)
     check = Check(
         SUITE,
         axis.title,
         Outcome.FAIL if drifted else Outcome.PASS,
-        f"{axis.name}: {len(drifted)} of {len(found)} waves drift; seen: {shown}; {bound(len(drifted), len(found))}",
+        f"{axis.name}{f', {scope}' if scope else ''}: {len(drifted)} of {len(found)} waves drift; seen: {shown}; "
+        f"{bound(len(drifted), len(found))}",
         data={"axis": axis.name, "waves": len(found), "drifted": len(drifted), "witness": witness},
     )
     forbidden = [event for event in axis.forbids if witness.get(event)]

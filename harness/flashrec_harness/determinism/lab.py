@@ -17,6 +17,7 @@ from flashrec_harness.determinism.records import (
     output_beams,
     output_digest,
     plain_ledger,
+    wave_key,
 )
 from flashrec_harness.determinism.task import Task
 from flashrec_harness.material import Prompt
@@ -38,6 +39,19 @@ class Place:
     case: str
 
 
+def engine_config(task: Task, **overrides: Any) -> EngineConfig:
+    """The engine that a task's waves run on, with the ledger on.
+
+    Its own proof at start-up is off: the suite is the judge, and an engine that refuses to start shows less.
+    """
+    return EngineConfig(
+        model_path=Path(task.model_path),
+        sid_vocab_file=Path(task.sid_vocab_file) if task.sid_vocab_file else None,
+        sid=task.sid,
+        **{"record_ledger": True, "invariance_check": False, "max_requests": MAX_REQUESTS, **overrides},
+    )
+
+
 class Lab:
     """One process's requests and report."""
 
@@ -53,20 +67,8 @@ class Lab:
 
     @contextmanager
     def engine(self, **overrides: Any) -> Iterator[Engine]:
-        """An engine of this checkpoint with the ledger on, closed at the end.
-
-        Its own proof at start-up is off: the suite is the judge, and an engine that refuses to start shows less.
-        """
-        task = self.task
-        catalog = Path(task.sid_vocab_file) if task.sid_vocab_file else None
-        engine = Engine(
-            EngineConfig(
-                model_path=Path(task.model_path),
-                sid_vocab_file=catalog,
-                sid=task.sid,
-                **{"record_ledger": True, "invariance_check": False, "max_requests": MAX_REQUESTS, **overrides},
-            )
-        )
+        """The task's engine, closed at the end."""
+        engine = Engine(engine_config(self.task, **overrides))
         try:
             yield engine
         finally:
@@ -100,13 +102,24 @@ class Lab:
         step = max(2, -(-len(sids) // _LISTED_SIDS))
         return tuple(tuple(codes) for codes in sids[1::step].tolist())
 
-    def mates(self, rng: random.Random, rows: int, *, most: int = MAX_REQUESTS - 1, **fields: Any) -> list[Request]:
-        """At most ``most`` requests of ``rows`` beams together: tails of prompts and near twins of the probe."""
+    def widest(self, engine: Engine) -> int:
+        """Beams of a request that the search can fill."""
+        found = engine.parts.limits.vocab_size // 2 if engine.catalog is None else engine.catalog.num_sids
+        return min(found, engine.config.max_beam_width)
+
+    def mates(
+        self, rng: random.Random, rows: int, *, most: int = MAX_REQUESTS - 1, widest: int | None = None, **fields: Any
+    ) -> list[Request]:
+        """At most ``most`` requests of ``rows`` beams together: tails of prompts and near twins of the probe.
+
+        None has more than ``widest`` beams, unless ``most`` of them then could not have ``rows`` together.
+        """
         found: list[Request] = []
-        widest = max(24, rows // 4)
+        limit = rows if widest is None else max(widest, -(-rows // max(most, 1)))
+        wide = min(limit, max(24, rows // 4))
         while rows > 0:
-            is_last = len(found) == most - 1
-            width = rows if is_last else min(rng.randint(1, widest), rows)
+            left = most - 1 - len(found)
+            width = min(max(rng.randint(1, wide), rows - left * limit), rows) if left else rows
             found.append(self.request(self.mate_prompt(rng), width, **fields))
             rows -= width
         return found
@@ -141,11 +154,16 @@ class Lab:
         result = engine.generate(requests)[position]
         if engine.stats()["waves"] == waves + 1:
             self.report.count(place.axis, "waves")
-        self.observe(engine, place, result, rows=sum(one.n for one in requests), requests=len(requests), at=position)
+        self.observe(engine, place, result, requests)
         return result
 
-    def observe(self, engine: Engine, place: Place, result: Result, *, rows: int, requests: int, at: int) -> None:
-        """Write down the bits of the probe that ``result`` answers."""
+    def observe(
+        self, engine: Engine, place: Place, result: Result, requests: Sequence[Request], *, scheduled: bool = False
+    ) -> None:
+        """Write down the bits of the probe that ``result`` answers, the one of ``requests`` that has its ``rid``.
+
+        If they were ``scheduled`` nobody knows which of them shared its wave.
+        """
         probe, report = result.rid, self.report
         beams = output_beams(result.beams)
         ledger = plain_ledger(engine.ledgers.get(probe, ()))
@@ -153,9 +171,13 @@ class Lab:
         output, steps = output_digest(beams), ledger_digest(ledger)
         report.outputs[output] = beams
         report.ledgers[steps] = ledger
-        report.requests.setdefault(probe, asdict(self.probe(probe, engine)))
+        key = wave_key(probe, output)
+        if key not in report.waves:
+            report.waves[key] = [asdict(one) for one in requests]
+        rows = 0 if scheduled else sum(one.n for one in requests)
+        at = 0 if scheduled else [one.rid for one in requests].index(probe)
         report.observations.append(
-            Observation(place.axis, place.case, probe, output, steps, rows, requests, at, result.cached_tokens)
+            Observation(place.axis, place.case, probe, output, steps, rows, len(requests), at, result.cached_tokens)
         )
 
 

@@ -17,6 +17,7 @@ from flashrec_harness.determinism.lab import FREE_TOKENS
 from flashrec_harness.determinism.ledger_diff import first_beam
 from flashrec_harness.determinism.records import OutputBeam, float_bits
 from flashrec_harness.determinism.task import Task
+from flashrec_harness.dialects import Reply, dialect_of
 from flashrec_harness.load import closed_loop
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.servers import flashrec_server
@@ -45,20 +46,20 @@ def roster(task: Task) -> list[Asked]:
 
 
 class Client:
-    """Sends requests to ``/generate``, ours or SGLang's, and reads the answers' bits."""
+    """Sends requests in the server's dialect and reads the answers' bits."""
 
     def __init__(self, url: str, *, constrained: bool) -> None:
         limits = httpx.Limits(max_connections=_CLIENTS, max_keepalive_connections=_CLIENTS)
         self._client = httpx.Client(base_url=url, timeout=_TIMEOUT_S, limits=limits, trust_env=False)
-        self._length = {} if constrained else {"max_new_tokens": FREE_TOKENS}
+        self.dialect = dialect_of(url)
+        self._length = None if constrained and self.dialect.has_catalog else FREE_TOKENS
 
     def ask(self, asked: Asked) -> tuple[OutputBeam, ...]:
         """Raises :class:`httpx.HTTPError` where the server refuses or is gone."""
-        parameters = {"n": asked.n, "beam_width": asked.n, "temperature": 0, **self._length}
-        response = self._client.post("/generate", json={"input_ids": list(asked.prompt), "sampling_params": parameters})
+        body = self.dialect.body(asked.prompt, asked.n, self._length)
+        response = self._client.post(self.dialect.path, json=body)
         response.raise_for_status()
-        body = response.json()
-        return tuple(_beam(beam) for beam in body["meta_info"].get("beam_results", [body]))
+        return tuple(_beam(reply) for reply in self.dialect.beams(response.json()))
 
     def engine_stats(self) -> dict[str, Any] | None:
         """The engine's counters, where the server shows them."""
@@ -71,11 +72,13 @@ class Client:
         self._client.close()
 
 
-def _beam(body: Mapping[str, Any]) -> OutputBeam:
-    info = body["meta_info"]
-    score = info["sequence_score"]
-    total = info.get("cumulative_logprob", score)
-    return OutputBeam(tuple(body["output_ids"]), float_bits(total), float_bits(score))
+def _beam(reply: Reply) -> OutputBeam:
+    return OutputBeam(reply.tokens, _bits(reply.cumulative), _bits(reply.score))
+
+
+def _bits(value: float | None) -> str:
+    """Empty for a score that the server does not tell."""
+    return "" if value is None else float_bits(value)
 
 
 def load_answers(client: Client, asked: Sequence[Asked], requests: int, rng: random.Random) -> Answers:
@@ -148,7 +151,8 @@ def _judge(
         NAME,
         Outcome.FAIL if rows else Outcome.PASS,
         f"{len(rows)} of {requests} answers differ from the request alone, {len(answers[0])} of them the probe, "
-        f"{_CLIENTS} clients; {_shared(requests, waves)}; {bound(len(rows), requests)}",
+        f"{_CLIENTS} clients, {client.dialect.path}; {_compared(alone)}; {_shared(requests, waves)}; "
+        f"{bound(len(rows), requests)}",
         data={"requests": requests, "drifted": len(rows), "waves": waves, "retries": list(retries)},
         rows=[dict(row) for row in rows[:20]],
     )
@@ -157,6 +161,11 @@ def _judge(
     elif waves is not None and waves >= requests:
         result.outcome, result.reason = Outcome.INVALID, "no two requests shared a wave: there was no load"
     return result
+
+
+def _compared(alone: Sequence[Sequence[OutputBeam]]) -> str:
+    told = all(beam.score_bits for beams in alone for beam in beams)
+    return "tokens and score bytes" if told else "tokens alone: the server tells no scores"
 
 
 def _shared(requests: int, waves: int | None) -> str:

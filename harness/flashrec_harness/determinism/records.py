@@ -84,9 +84,17 @@ class Observation:
     cached: int
 
 
+def wave_key(probe: str, output: str) -> str:
+    """A probe and the digest of its output, as a key of :attr:`ProcessReport.waves`."""
+    return f"{probe}/{output}"
+
+
 @dataclass(slots=True)
 class ProcessReport:
-    """What one process saw. ``witness`` counts, per axis, the events without which the axis shows nothing."""
+    """What one process saw. ``witness`` counts, per axis, the events without which the axis shows nothing.
+
+    ``waves`` holds, by :func:`wave_key`, the requests of the first wave that gave a probe an output, in order.
+    """
 
     process: int
     hash_seed: str
@@ -95,7 +103,7 @@ class ProcessReport:
     observations: list[Observation] = field(default_factory=list)
     outputs: dict[str, tuple[OutputBeam, ...]] = field(default_factory=dict)
     ledgers: dict[str, Ledger] = field(default_factory=dict)
-    requests: dict[str, dict[str, Any]] = field(default_factory=dict)
+    waves: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     witness: dict[str, dict[str, int]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 

@@ -173,7 +173,7 @@ def arrival(lab: Lab, engine: Engine) -> None:
                 scheduler.start()
             results = {rid: answer.result(_WAIT_S) for rid, answer in answers.items()}
             mine = replace(results["default"], rid="default")
-            lab.observe(engine, Place("arrival", f"turn {turn}"), mine, rows=0, requests=len(requests), at=0)
+            lab.observe(engine, Place("arrival", f"turn {turn}"), mine, requests, scheduled=True)
             lab.report.count("arrival", "waves")
     finally:
         scheduler.close()
@@ -203,7 +203,7 @@ def cancelled(lab: Lab, engine: Engine) -> None:
                 if turn == 0:
                     scheduler.start()
                 mine = replace(answers[-1].result(_WAIT_S), rid="default")
-                lab.observe(engine, Place("cancelled", f"turn {turn}"), mine, rows=0, requests=len(requests), at=0)
+                lab.observe(engine, Place("cancelled", f"turn {turn}"), mine, requests, scheduled=True)
                 lab.report.count("cancelled", "waves")
         finally:
             scheduler.close()

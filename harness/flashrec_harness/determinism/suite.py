@@ -9,18 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from flashrec import Beam, EngineConfig, Request, Result, ScoreSpace
+from flashrec import Beam, Result, ScoreSpace
 from flashrec.errors import ConfigError
 from flashrec_harness import hardware
 from flashrec_harness.children import run_module
 from flashrec_harness.determinism import golden, over_http
 from flashrec_harness.determinism.axes import AXES
 from flashrec_harness.determinism.judge import SUITE, Evidence, Seen, drifting, judge
-from flashrec_harness.determinism.records import OutputBeam, ProcessReport, bits_float
+from flashrec_harness.determinism.lab import engine_config
+from flashrec_harness.determinism.records import OutputBeam, ProcessReport, bits_float, wave_key
 from flashrec_harness.determinism.task import PROCESSES, Task, make_tasks, suite_prompts
 from flashrec_harness.material import Prompt, load_material, prompts_digest
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
-from flashrec_harness.repro import save_bundle
+from flashrec_harness.repro import Wave, request_of, save_bundle
 from flashrec_harness.targets import display_path
 
 HASH_SEEDS = ("0", "1", "20111", "4294967295")
@@ -42,7 +43,7 @@ def run(context: SuiteContext) -> list[Check]:
     reports = run_processes(tasks, context.out_dir)
     evidence = Evidence(reports)
     checks = judge(reports, tasks)
-    bundles = {seen.observation.probe: _keep_bundle(context, evidence, seen) for seen in drifting(evidence)}
+    bundles = {seen.observation.probe: _keep_bundle(context, tasks[0], evidence, seen) for seen in drifting(evidence)}
     name_bundles(checks, evidence, bundles)
     if context.only is not None:
         return checks
@@ -134,21 +135,21 @@ def name_bundles(checks: Sequence[Check], evidence: Evidence, bundles: Mapping[s
             check.bundles = [display_path(bundles[probe]) for probe in probes]
 
 
-def _keep_bundle(context: SuiteContext, evidence: Evidence, seen: Seen) -> Path:
-    """Save the drifting request, its ledger and what it gave elsewhere (SPEC H3b)."""
+def _keep_bundle(context: SuiteContext, task: Task, evidence: Evidence, seen: Seen) -> Path:
+    """Save the drifting request, its wave, its ledger and what it gave elsewhere (SPEC H3b)."""
     one, want = seen.observation, evidence.reference[seen.observation.probe]
-    fields = seen.report.requests[one.probe]
-    space = fields["score_space"]
-    request = Request(**{**fields, "score_space": None if space is None else ScoreSpace(space)})
+    requests = seen.report.waves[wave_key(one.probe, one.output)]
+    at = [fields["rid"] for fields in requests].index(one.probe)
     return save_bundle(
         context.out_dir / f"drift-{one.probe}.json",
         suite=SUITE,
         reason=evidence.explain(seen)["output"],
-        request=request,
-        config=EngineConfig(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file, sid=context.sid),
+        request=request_of(requests[at]),
+        config=engine_config(task),
         result=_result(one.probe, seen.report.outputs[one.output]),
         expected=[_bundle_beam(beam) for beam in want.report.outputs[want.observation.output]],
         ledger=seen.report.ledgers[one.ledger],
+        wave=Wave(one.axis, requests, at, AXES[one.axis].overrides(task)),
     )
 
 

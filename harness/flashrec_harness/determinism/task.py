@@ -23,7 +23,8 @@ _PAGES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """``prompts[0]`` is the probe's. ``width`` is its ``n``, ``max_rows`` bounds a wave.
+    """``prompts[0]`` is the probe's. ``width`` is its ``n``; ``max_rows`` bounds a wave, but not those that try a
+    larger row bucket.
 
     ``axes`` are those of this process, in order. A value that should differ between processes comes from
     :meth:`rng`; what must be the same in all of them, from :meth:`shared_rng`.

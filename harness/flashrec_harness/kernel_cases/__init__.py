@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from flashrec_harness.kernel_cases.attention import decode_cases, decode_quant_cases, prefill_cases
 from flashrec_harness.kernel_cases.base import KernelCase, Lane
+from flashrec_harness.kernel_cases.examples import EXAMPLES
 from flashrec_harness.kernel_cases.pointwise import (
     add_rms_norm_cases,
     add_rms_norm_quant_cases,
@@ -38,4 +39,4 @@ CASES: Mapping[str, CaseStrategy] = {
     "trie_expand": trie_expand_cases,
 }
 
-__all__ = ["CASES", "CaseStrategy", "KernelCase", "Lane"]
+__all__ = ["CASES", "EXAMPLES", "CaseStrategy", "KernelCase", "Lane"]

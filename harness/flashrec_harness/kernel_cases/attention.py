@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+from flashrec.kernels.decode_attention_triton import SPLIT_TOKENS
 from flashrec.kernels.registry import TRITON
 from flashrec.kernels.tiles import RowTiles, count_row_tiles, row_tiles, rows_per_tile
 from flashrec_harness.guarded import poison_
@@ -18,7 +19,8 @@ from flashrec_harness.kernel_cases.pointwise import code_outputs
 _CPU_HEADS = ((2, 1, 16), (4, 2, 16), (6, 2, 24), (3, 3, 8))
 _GPU_HEADS = ((16, 8, 128), (6, 1, 64))
 _CPU_LENGTHS = (1, 5, 63, 64, 65, 130)
-_GPU_LENGTHS = (1, 63, 64, 65, 303, 511, 512, 513, 1300)
+_SPLIT_EDGES = (SPLIT_TOKENS - 1, SPLIT_TOKENS, SPLIT_TOKENS + 1)
+_GPU_LENGTHS = (1, 63, 64, 65, 303, *_SPLIT_EDGES, SPLIT_TOKENS + 300)
 _PAGES = (16, 64)
 ROUNDING_OF_A_SUM = 2.0**-8
 """Of a row's largest output: what the float rule grants, twice half a bf16 step. Near zero it is many FP8 codes."""

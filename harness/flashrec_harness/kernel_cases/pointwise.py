@@ -119,13 +119,22 @@ def silu_mul_quant_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
 @st.composite
 def quant_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
     """:func:`flashrec.kernels.quantize.quant_per_token`: same input, so the same codes and the same scale."""
+    return _row_case(draw, lane, 1, _quantised(lane))
+
+
+def quant_case(x: torch.Tensor, lane: Lane) -> KernelCase:
+    """The quantisation of given rows."""
+    return KernelCase(f"{x.shape[0]} x {x.shape[1]}", (Argument(x),), (exact(x),), _quantised(lane), {})
+
+
+def _quantised(lane: Lane) -> Collect:
     apart = 0.0 if lane.compiled else CODES_APART
 
     def outputs(result: Any, _: Sequence[Any]) -> list[Output]:
         codes = Output("codes", result[0], Rule.CODES, apart, lane.code_steps)
         return [codes, Output("scale", result[1], Rule.BITWISE)]
 
-    return _row_case(draw, lane, 1, outputs)
+    return outputs
 
 
 def random_fp8(data: Draws, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from flashrec.kernels.registry import CUBLAS, SCALED_MM, TRITON
-from flashrec_harness.kernel_cases.base import Argument, KernelCase, Lane, Output, draws, exact, layouts
+from flashrec_harness.kernel_cases.base import Argument, Draws, KernelCase, Lane, Output, draws, exact, layouts
 from flashrec_harness.kernel_cases.pointwise import random_fp8
 
 _CPU_ROWS = (0, 1, 2, 15, 16, 17, 33, 64, 65)
@@ -61,14 +61,19 @@ def linear_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
 @st.composite
 def linear_fp8_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
     """:func:`flashrec.kernels.linear.linear_fp8`; exact: the float64 product of the dequantised operands."""
-    rows, outs, size = _shape(draw, lane)
-    data = draw(draws(lane))
+    shape = _shape(draw, lane)
+    return fp8_product(draw(draws(lane)), *shape)
+
+
+def fp8_product(data: Draws, rows: int, outs: int, size: int, *, offset: int = 0) -> KernelCase:
+    """One FP8 product; its token operands begin ``offset`` elements after an aligned address."""
+    lane = data.lane
     x, x_scale = random_fp8(data, rows, size)
     w, w_scale = random_fp8(data, outs, size)
     w_scale = w_scale.squeeze(-1) * size**-0.5
     return KernelCase(
-        f"M {rows}, N {outs}, K {size}",
-        (Argument(x), Argument(x_scale), Argument(w), Argument(w_scale), lane.dtype),
+        f"M {rows}, N {outs}, K {size}, offset {offset}",
+        (Argument(x, 0, offset), Argument(x_scale, 0, offset), Argument(w), Argument(w_scale), lane.dtype),
         (exact(x), exact(x_scale), exact(w), exact(w_scale), torch.float64),
         _one,
         _unfit_fp8(lane, outs % 16 == 0 and size % 16 == 0),

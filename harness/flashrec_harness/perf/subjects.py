@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from flashrec_harness.dialects import dialect_of
 from flashrec_harness.load import HttpTarget
 from flashrec_harness.material import Prompt
 from flashrec_harness.outcome import SuiteContext
@@ -150,10 +151,15 @@ class EngineSubject:
 
 
 class HttpSubject:
-    """A server that is already running: ours, or SGLang through its native API."""
+    """A server that is already running: ours, SGLang, or one with OpenAI's completions.
 
-    def __init__(self, url: str) -> None:
+    ``sid_tokens`` is the length of a semantic ID: what a server is asked for that has no catalog to end at.
+    """
+
+    def __init__(self, url: str, sid_tokens: int | None = None) -> None:
         self._url = url
+        self._dialect = dialect_of(url)
+        self._sid_tokens = None if self._dialect.has_catalog else sid_tokens
         self._target: HttpTarget | None = None
 
     @property
@@ -170,8 +176,9 @@ class HttpSubject:
             self._url,
             prompts,
             n=cell.n,
-            max_new_tokens=cell.max_tokens,
+            max_new_tokens=cell.max_tokens or self._sid_tokens,
             concurrency=max(cell.concurrency, OPEN_CONNECTIONS),
+            dialect=self._dialect,
         )
 
     def round_size(self, cell: Cell) -> int:

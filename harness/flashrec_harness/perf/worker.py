@@ -72,7 +72,8 @@ def _open(task: Task, workload: Workload, material: Material) -> Subject:
         return EngineSubject(task.context(), workload)
     if task.subject == "http":
         assert task.url is not None
-        return HttpSubject(task.url)
+        layout = material.layout
+        return HttpSubject(task.url, None if layout is None else layout.depth + (layout.end is not None))
     from flashrec_harness.perf.yardstick import TransformersSubject
 
     return TransformersSubject(task.context(), workload, material)
