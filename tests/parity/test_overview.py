@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from flashrec_harness.outcome import Check, Outcome
 from flashrec_harness.parity.overview import overview
 
@@ -15,6 +17,7 @@ def compared(reference: str, search: str, outcome: Outcome, *counts: int, ties: 
     if counts:
         tie = {"case": "free-3", "n": 7, "gap": 3e-6, "reason": "rank 2"}
         data |= {"lists": sum(counts), "worst_score_difference": 2.5e-6, "near_ties": [tie] * ties}
+        data["tie_rate"] = [9, 10] if judged else [3, 200]
         rows = [{"n": 7, "equal": counts[0], "near-tie": ties, "different": counts[-1] if len(counts) > 1 else 0}]
     return Check("parity", f"{reference}, vocab, {search}", outcome, "", reason="why", data=data, rows=rows)
 
@@ -59,6 +62,33 @@ def test_a_difference_is_in_the_table_and_makes_it_red() -> None:
     assert table.reason == "transformers, vocab, no catalog: why"
     assert table.rows[0]["transformers"] == "37 of 39 equal, 2 DIFFER; 2.5e-06"
     assert [row["judged"] for row in table.rows] == ["bfloat16 on a GPU", ""]
+
+
+@pytest.mark.parametrize(
+    ("comparisons", "lists", "ties", "outcome"),
+    [(18, 18, 18, Outcome.FAIL), (18, 18, 4, Outcome.PASS), (18, 18, 5, Outcome.FAIL), (3, 10, 1, Outcome.PASS)],
+)
+def test_single_near_ties_in_many_small_comparisons_add_up(
+    comparisons: int, lists: int, ties: int, outcome: Outcome
+) -> None:
+    """18 comparisons of 18 lists are 324: 3 in 200 of them are 4.86, so four may fall the other way."""
+    checks = [
+        compared("float64 oracle", f"search {number}", Outcome.PASS, lists, ties=int(number < ties))
+        for number in range(comparisons)
+    ]
+    found = overview(checks)[1]
+    assert found.outcome is outcome
+    assert found.summary.startswith(f"{ties} of {comparisons * lists} lists (")
+    assert bool(found.reason) == (outcome is Outcome.FAIL)
+
+
+def test_each_subject_has_a_cap_of_its_own() -> None:
+    exact = [compared("SGLang", str(number), Outcome.PASS, 18, ties=1) for number in range(2)]
+    rounded = compared("SGLang", "2", Outcome.PASS, 18, ties=16, judged="bfloat16")
+    found = overview([*exact, rounded])[1]
+    assert found.outcome is Outcome.FAIL
+    assert found.reason == "2 of 36 lists (1 allowed) fell the other way"
+    assert found.summary.endswith("; bfloat16: 16 of 18 lists (16 allowed)")
 
 
 def test_where_nothing_was_compared_the_overview_is_not_run() -> None:

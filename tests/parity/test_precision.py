@@ -82,9 +82,9 @@ def test_without_the_oracle_bfloat16_is_not_judged(bench: Bench) -> None:
 
 
 def test_an_error_beyond_twice_that_of_transformers_is_not_tolerated() -> None:
-    tolerance = ScoreErrors(ours=0.5, transformers=0.01).tolerance()
+    tolerance = ScoreErrors(ours=0.5, yardstick=0.01).tolerance()
     assert (tolerance.score, tolerance.tie_gap) == (0.02, 0.02)
-    assert ScoreErrors(ours=0.005, transformers=0.01).tolerance().tie_gap == 0.005
+    assert ScoreErrors(ours=0.005, yardstick=0.01).tolerance().tie_gap == 0.005
 
 
 def test_the_error_is_measured_against_float64(bench: Bench, edge_oracle: Oracle) -> None:

@@ -50,11 +50,16 @@ def searches(edge: Ground) -> list[SearchCase]:
 def test_the_server_answers_as_the_engine_does(edge: Ground, served: FlashRecSubject) -> None:
     cases = searches(edge)
     assert [case.name for case in cases if served.refusal(case)] == []
-    assert (served.name, served.dtype) == ("flashrec", "float32")
+    assert (served.name, served.dtype, served.fp8) == ("flashrec", "float32", False)
     comparison = Comparison.of("served", cases, served.search(cases), EngineSubject(edge).search(cases), None)
     outcome, reason = comparison.outcome()
     assert outcome is Outcome.PASS, reason
     assert comparison.worst_score_error == 0.0, "the API changed a score's bits"
+
+
+def test_an_fp8_server_is_known_by_the_product_that_it_runs() -> None:
+    info = {"engine": {"dtype": "float32", "kernels": {"linear_fp8": "torch"}}, "engine_config": {}}
+    assert FlashRecSubject("http://server", info).fp8
 
 
 def test_what_generate_cannot_be_asked_is_refused_beforehand(edge: Ground, served: FlashRecSubject) -> None:

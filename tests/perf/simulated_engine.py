@@ -43,6 +43,7 @@ class SimulatedEngine:
     outputs: str = "same"
     profiled: bool = False
     failing: bool = False
+    configuration: dict[str, Any] = field(default_factory=dict)
     tasks: list[Task] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -66,7 +67,7 @@ class SimulatedEngine:
             "profiled": self.profiled,
             "peak_rss_mib": 512.0,
             "peak_gpu_mib": None,
-            "configuration": {},
+            "configuration": self.configuration,
             "pid": len(self.tasks),
         }
 

@@ -167,6 +167,28 @@ def test_equal_commits_mostly_pass_at_a_pair_spread_of_one_percent() -> None:
     assert ladder_rate(0.0, pair_sd=0.01, trials=300, outcome=Outcome.PASS) >= 0.95
 
 
+@pytest.mark.parametrize(
+    ("p99", "throughput", "outcome", "named"),
+    [
+        ([0.7, 1.5, 2.5, 0.9, 4.0], 1.0, Outcome.INCONCLUSIVE, "inconclusive: p99_ms +"),
+        ([0.7, 1.5, 2.5, 0.9, 4.0], 0.8, Outcome.FAIL, "slower: throughput -20.00 %"),
+        ([0.7, 1.5, 2.5, 0.9, 4.0], 1.3, Outcome.INCONCLUSIVE, "inconclusive: p99_ms +"),
+        ([1.0, 1.0, 1.0, 1.0, 1.0], 1.0, Outcome.PASS, "within noise"),
+    ],
+)
+def test_a_cell_is_as_bad_as_its_gravest_metric(
+    p99: list[float], throughput: float, outcome: Outcome, named: str
+) -> None:
+    pairs = paired.Pairs(PLAN)
+    for number, slower in enumerate(p99):
+        wobble = 1 + 1e-4 * (number % 2)
+        pairs.a.append(process(1.0, 1.0, 1.0))
+        pairs.b.append(process(throughput * wobble, wobble, slower))
+    _, check = against.judge(pairs, OLD, NEW, [])
+    assert check.outcome is outcome
+    assert check.reason.startswith(named)
+
+
 def test_the_verdict_survives_its_own_planted_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ladder that takes any difference for one, and one that never rejects, are told from the real one."""
     with monkeypatch.context() as patch:

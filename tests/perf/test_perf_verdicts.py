@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulated_engine import SimulatedEngine, workload
@@ -13,7 +14,7 @@ from flashrec_harness.baselines import Baseline
 from flashrec_harness.environment import Commit
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.perf import judge, suite
-from flashrec_harness.perf.measure import Measurement, measure
+from flashrec_harness.perf.measure import Measurement, ProcessResult, measure
 from flashrec_harness.perf.workload import Workload
 
 COMMIT = Commit("c0ffee" * 6, False)
@@ -176,3 +177,22 @@ def test_an_invalid_run_neither_compares_nor_becomes_a_session(tmp_path: Path) -
     assert checks[-1].outcome is Outcome.FAIL
     assert "not valid" in checks[-1].reason
     assert json.loads((tmp_path / "reports/run-1/perf/session.json").read_text())["valid"] is False
+
+
+def test_what_graphs_cost_is_reported_where_the_engine_tells() -> None:
+    """Two processes: 1.5 and 2.5 s of captures, 96 and 128 MiB; a server tells the same under ``engine``."""
+    told = [{"capture_seconds": 1.5, "graph_bytes": 96 << 20}, {"capture_seconds": 2.5, "graph_bytes": 128 << 20}]
+    processes = [measured_process(told[0]), measured_process({"engine": told[1], "version": "1"})]
+    check = judge.resources(Measurement(processes, None))
+    assert [(row["graph capture s"], row["graph memory MiB"]) for row in check.rows] == [(1.5, 96), (2.5, 128)]
+    assert check.summary.endswith("; graphs captured in 2.0 s (median), 128 MiB")
+
+
+def test_without_graphs_their_cost_is_absent_not_zero() -> None:
+    check = judge.resources(Measurement([measured_process({"graphs": 0})], None))
+    assert [name for name in check.rows[0] if "graph" in name] == []
+    assert "graphs" not in check.summary
+
+
+def measured_process(configuration: dict[str, Any]) -> ProcessResult:
+    return ProcessResult({}, {}, 1.0, False, 100.0, None, configuration, 1)

@@ -46,13 +46,24 @@ def test_fp8_has_a_line_of_its_own() -> None:
     assert found[3] is Outcome.NOT_RUN, "no other trace check ran, so the graph line shows nothing either"
 
 
-def test_figures_count_as_recorded_without_a_stored_baseline_but_not_with_a_worse_one() -> None:
+@pytest.mark.parametrize(
+    "reason", ["no baseline for this device", "comparison refused: cell 0 n: baseline 10, this run 64"]
+)
+def test_a_baseline_is_recorded_only_where_one_was_compared_with(reason: str) -> None:
     figures = Check("perf", "figures n=10", Outcome.PASS, "100 req/s")
-    missing = Check("perf", "against baseline", Outcome.NOT_RUN, "", reason="no baseline for this device")
-    slower = Check("perf", "against baseline n=10", Outcome.FAIL, "slower")
-    assert lines(perf=[figures, missing])[6] is Outcome.PASS
-    assert lines(perf=[figures, slower])[6] is Outcome.FAIL
-    assert lines(perf=[missing])[6] is Outcome.NOT_RUN
+    missing = Check("perf", "against baseline", Outcome.NOT_RUN, "", reason=reason)
+    line = acceptance.judge(acceptance.LINES[6], suites(perf=[figures, missing]))
+    assert line.outcome is Outcome.NOT_RUN
+    assert reason in line.reason
+    assert lines(perf=[figures, Check("perf", "against baseline n=10", Outcome.FAIL, "slower")])[6] is Outcome.FAIL
+    assert lines(perf=[figures, Check("perf", "against baseline n=10", Outcome.PASS, "equal")])[6] is Outcome.PASS
+
+
+def test_digests_that_nobody_has_stored_take_nothing_from_the_line_on_bits() -> None:
+    drift = Check("determinism", "same bits", Outcome.PASS, "120 runs")
+    golden = Check("determinism", "golden digests", Outcome.NOT_RUN, "", reason="none stored")
+    assert lines(determinism=[drift, golden])[2] is Outcome.PASS
+    assert lines(determinism=[golden])[2] is Outcome.NOT_RUN
 
 
 JUNIT = """<testsuites><testsuite>{cases}</testsuite></testsuites>"""

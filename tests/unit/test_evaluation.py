@@ -13,6 +13,7 @@ import pytest
 from flashrec import Engine, EngineConfig, Request
 from flashrec.errors import CatalogError, ConfigError
 from flashrec.request import ScoreSpace
+from flashrec_harness.checkpoints.fp8 import quantized_copy
 from flashrec_harness.evaluation import gate, suite
 from flashrec_harness.evaluation.engines import EngineSpec, parse_engine
 from flashrec_harness.evaluation.figures import Answers, codes_of, figures
@@ -204,6 +205,17 @@ def test_the_gate_compares_three_pairs_and_repeats_itself(
     assert checks[1].data["same_lists"] < checks[1].data["rows"] or checks[0].data["same_lists"] < 16, (
         "bf16 and FP8 that return float32's lists everywhere have not run"
     )
+
+
+def test_the_gate_judges_an_fp8_checkpoint_by_its_dequantised_weights(
+    suite_context: SuiteContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "QUICK_ROWS", 16)
+    monkeypatch.setattr(gate, "QUICK_BOUND", 0.5)
+    (check,) = gate.run(replace(suite_context, model_path=quantized_copy(suite_context.model_path, tmp_path / "fp8")))
+    assert check.name == "flashrec:dtype=bfloat16, trie on against transformers"
+    assert check.outcome is Outcome.PASS
+    assert check.data["rows"] == 16
 
 
 def test_the_gate_is_not_run_where_it_cannot_be(suite_context: SuiteContext, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from flashrec.runtime.catalogs import Catalogs, Place
 from flashrec.runtime.counters import Counters
 from flashrec.runtime.flight import Flight, Mark, Outcome, mark
 from flashrec.runtime.free import FreeProgram
+from flashrec.runtime.graph import capture_cost
 from flashrec.runtime.invariance import prove_invariance
 from flashrec.runtime.ledger import StepDigest
 from flashrec.runtime.loading import Loaded, load_engine_parts
@@ -236,6 +237,7 @@ class Engine:
             "graphs": self.stage.captured,
             "graph_replays": self.stage.graph_replays,
             "eager_waves": self.stage.eager_waves,
+            **capture_cost(),
             "device": str(self.parts.device),
             "dtype": str(self.config.compute_dtype).removeprefix("torch."),
             "kv_cache_dtype": str(pool.k.dtype).removeprefix("torch."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,20 @@ def _capture_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+_cost: dict[str, float] = {}
+
+
+def capture_cost() -> dict[str, float]:
+    """What this process's captures took: ``capture_seconds``, each one's eager launch included, and ``graph_bytes``,
+    the device memory that they made the allocator reserve. Empty where nothing was captured."""
+    return dict(_cost)
+
+
+def _count(seconds: float, reserved: int) -> None:
+    _cost["capture_seconds"] = _cost.get("capture_seconds", 0.0) + seconds
+    _cost["graph_bytes"] = _cost.get("graph_bytes", 0) + reserved
+
+
 class CapturedProgram:
     """``run`` recorded once on static buffers, and replayed; :attr:`output` is overwritten by every replay.
 
@@ -33,6 +48,7 @@ class CapturedProgram:
     """
 
     def __init__(self, run: Callable[[], torch.Tensor], name: str, memory: Any) -> None:
+        started = time.perf_counter()
         self._graph = torch.cuda.CUDAGraph()
         stream = _capture_stream(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
@@ -40,6 +56,7 @@ class CapturedProgram:
             with torch.cuda.stream(stream):
                 run()
                 stream.synchronize()
+                reserved = torch.cuda.memory_reserved()
                 self._graph.capture_begin(pool=memory, capture_error_mode="thread_local")
                 try:
                     self.output = run()
@@ -51,6 +68,7 @@ class CapturedProgram:
                 "--disable-cuda-graph runs it step by step"
             ) from error
         torch.cuda.current_stream().wait_stream(stream)
+        _count(time.perf_counter() - started, torch.cuda.memory_reserved() - reserved)
 
     def replay(self) -> torch.Tensor:
         """Launch the graph on the current stream; the result is valid until the next replay."""

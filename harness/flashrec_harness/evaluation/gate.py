@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 from flashrec.request import ScoreSpace
 from flashrec_harness.evaluation.engines import EngineSpec, parse_engine
 from flashrec_harness.evaluation.suite import EvalSettings, command, compared, judged
 from flashrec_harness.evaluation.testset import load_test_set
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
+from flashrec_harness.references.dequantized import is_fp8
 
 REFERENCE = parse_engine("transformers")
 BF16 = parse_engine("flashrec:dtype=bfloat16")
@@ -23,7 +22,10 @@ _LARGEST_CATALOG = 500_000
 
 
 def run(context: SuiteContext) -> list[Check]:
-    """A check per pair, on a sample of the held-out rows, in the score space that ``transformers`` has."""
+    """A check per pair, on a sample of the held-out rows, in the score space that ``transformers`` has.
+
+    An FP8 checkpoint is judged as it is: there is no bf16 of it beside the dequantised ``transformers``.
+    """
     missing = _missing(context)
     if missing:
         return [Check("eval", "FP8, bf16 and transformers", Outcome.NOT_RUN, "nothing was compared", reason=missing)]
@@ -32,9 +34,11 @@ def run(context: SuiteContext) -> list[Check]:
     if test.catalog.num_sids > _LARGEST_CATALOG:
         reason = f"{test.catalog.num_sids:,} semantic IDs; transformers' mask is made for up to {_LARGEST_CATALOG:,}"
         return [Check("eval", "FP8, bf16 and transformers", Outcome.NOT_RUN, "nothing was compared", reason=reason)]
-    found = {str(spec): judged(spec, context, test, settings)[0] for spec in (REFERENCE, BF16, FP8)}
+    pairs = ((BF16, REFERENCE),) if is_fp8(context.model_path) else PAIRS
+    specs = {str(spec): spec for pair in pairs for spec in pair}
+    found = {name: judged(spec, context, test, settings)[0] for name, spec in specs.items()}
     checks = []
-    for one, other in PAIRS:
+    for one, other in pairs:
         check = compared(found[str(one)], found[str(other)], test, settings, seed=context.seed)
         check.repeat = command(context, _settings(context, one, other))
         checks.append(check)
@@ -58,11 +62,4 @@ def _missing(context: SuiteContext) -> str:
     if context.sid_vocab_file is None:
         return "needs a catalog; name one with --sid-vocab-file"
     sequences = context.sequences or context.model_path / "test.csv"
-    if not sequences.is_file():
-        return f"{sequences.name}: no held-out histories; name a file with --sequences"
-    config = json.loads((context.model_path / "config.json").read_text(encoding="utf-8"))
-    return (
-        "the checkpoint's weights are FP8: there is no bf16 to compare them with"
-        if "quantization_config" in config
-        else ""
-    )
+    return "" if sequences.is_file() else f"{sequences.name}: no held-out histories; name a file with --sequences"

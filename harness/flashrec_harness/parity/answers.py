@@ -12,6 +12,7 @@ import httpx
 
 from flashrec_harness.outcome import Outcome
 from flashrec_harness.parity.ground import Ground
+from flashrec_harness.references.dequantized import is_fp8, plain_checkpoint
 from flashrec_harness.references.logits import Float64Logits, float64_shortage
 from flashrec_harness.references.oracle import Oracle
 from flashrec_harness.references.sglang_http import SglangReference, trie_file_content
@@ -19,6 +20,7 @@ from flashrec_harness.references.types import RankedList, SearchCase, Searcher
 from flashrec_harness.servers import ServerStartError
 from flashrec_harness.sglang_env import URL_VARIABLE, SglangUnavailableError, named_url, sglang_server
 
+_QUANTIZED = f"{URL_VARIABLE} names a server that may quantise activations; unset it to start one that does not"
 _FOREIGN = f"{URL_VARIABLE} names a server that does not search in this catalog; unset it to start one that does"
 
 
@@ -70,6 +72,9 @@ def ask_sglang(ground: Ground, cases: Sequence[SearchCase], out_dir: Path) -> An
     if not cases:
         return answers
     url = named_url()
+    if url is not None and is_fp8(ground.model_path):
+        answers.lack(cases, Absence(Outcome.NOT_RUN, _QUANTIZED))
+        return answers
     if url is not None:
         answers.lack([c for c in cases if c.catalog is not None], Absence(Outcome.NOT_RUN, _FOREIGN))
         cases = [case for case in cases if case.catalog is None]
@@ -111,7 +116,10 @@ def _ask_server(answers: Answers, url: str, ground: Ground, cases: Sequence[Sear
 @contextmanager
 def _own_server(ground: Ground, out_dir: Path) -> Iterator[tuple[str, list[str]]]:
     trie_file = _write_trie(ground, out_dir) if ground.catalogs else None
-    with sglang_server(ground.model_path, trie_file=trie_file, log_dir=out_dir) as server:
+    with (
+        plain_checkpoint(ground.model_path) as path,
+        sglang_server(path, trie_file=trie_file, log_dir=out_dir) as server,
+    ):
         yield server.url, server.retries
 
 

@@ -24,7 +24,10 @@ class Tolerance:
     lists: int = 200
 
     def allowed_ties(self, count: int) -> int:
-        """Near-ties that ``count`` lists may hold: the stated rate, but a single one anywhere."""
+        """Near-ties that ``count`` lists may hold: the stated rate, but a single one anywhere.
+
+        It caps one comparison, and once more all comparisons of a subject together.
+        """
         return max(1, self.ties * count // self.lists)
 
 

@@ -76,6 +76,7 @@ class Comparison:
             reason=reason,
             data={
                 "lists": len(self.verdicts),
+                "tie_rate": [self.tolerance.ties, self.tolerance.lists],
                 "worst_score_difference": self.worst_score_error,
                 "near_ties": [_listed(verdict) for verdict in self.having(Agreement.NEAR_TIE)],
                 "different": [

@@ -116,6 +116,12 @@ def narrowed(groups: Sequence[Group], only: str | None) -> list[Group]:
     return [group for group in left if group.references]
 
 
+def without(reference: Reference, groups: Sequence[Group]) -> list[Group]:
+    """The groups that have other references than this one, for those."""
+    left = (replace(group, references=tuple(r for r in group.references if r != reference)) for group in groups)
+    return [group for group in left if group.references]
+
+
 def unique(cases: Iterable[SearchCase]) -> list[SearchCase]:
     """The first of each set of cases that have the same answer."""
     found: dict[tuple[object, ...], SearchCase] = {}

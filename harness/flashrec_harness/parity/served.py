@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from flashrec.kernels.ops import UNUSED
 from flashrec_harness.parity.subjects import sent_prompt
 from flashrec_harness.references.sglang_http import SglangReference
 from flashrec_harness.references.types import Hypothesis, RankedList, SearchCase
@@ -38,6 +39,7 @@ class SglangSubject(SglangReference):
         super().__init__(url)
         self.label = f"SGLang at {url}"
         self.dtype = str(info["dtype"])
+        self.fp8 = "fp8" in str(info.get("quantization"))
 
     def refusal(self, case: SearchCase) -> str:
         if case.catalog is not None:
@@ -55,6 +57,7 @@ class FlashRecSubject:
     def __init__(self, url: str, info: dict[str, Any]) -> None:
         self.label = f"server at {url}"
         self.dtype = str(info["engine"]["dtype"])
+        self.fp8 = info["engine"]["kernels"]["linear_fp8"] != UNUSED
         self._client = httpx.Client(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
         self._info = info
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from flashrec import Beam, Engine, EngineConfig, Request
 from flashrec_harness.parity.ground import Ground
+from flashrec_harness.references.dequantized import is_fp8
 from flashrec_harness.references.types import Hypothesis, RankedList, SearchCase, Searcher, Tokens
 
 MAX_WIDTH = 64
@@ -18,11 +19,13 @@ EngineKey = tuple[str | None, bool]
 class JudgedSearcher(Searcher, Protocol):
     """A searcher under judgement; it may decline a case.
 
-    ``label`` tells its checks from those of others, ``dtype`` is what it computes in.
+    ``label`` tells its checks from those of others, ``dtype`` is what it computes in, ``fp8`` whether its
+    projections multiply FP8 codes.
     """
 
     label: str
     dtype: str
+    fp8: bool
 
     def refusal(self, case: SearchCase) -> str:
         """Why it cannot answer ``case``; empty if it can."""
@@ -39,6 +42,7 @@ class EngineSubject:
     ) -> None:
         self.label = label
         self.dtype = dtype
+        self.fp8 = config.get("quantization") == "fp8" or is_fp8(ground.model_path)
         self._ground = ground
         self._config = {"device": device, "dtype": dtype, "max_beam_width": MAX_WIDTH, **config}
 

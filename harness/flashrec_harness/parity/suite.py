@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from flashrec.errors import ConfigError
 from flashrec_harness import hardware
+from flashrec_harness.checkpoints.fp8 import quantized_copy
 from flashrec_harness.environment import model_digest
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.parity import plan
@@ -22,6 +25,7 @@ from flashrec_harness.parity.served import served_subject
 from flashrec_harness.parity.subjects import EngineSubject, JudgedSearcher
 from flashrec_harness.parity.verdicts import Bench, judge_subject, references_agree
 from flashrec_harness.planting import planted_names
+from flashrec_harness.references.dequantized import is_fp8
 from flashrec_harness.references.hugging_face import TransformersReference
 from flashrec_harness.references.types import Tokens
 
@@ -33,8 +37,9 @@ def run(ctx: SuiteContext) -> list[Check]:
     """Compare the engine with SGLang, ``transformers`` and the float64 oracle.
 
     The checkpoint of ``ctx`` is searched freely and in its own catalog, in float32 on the CPU and, where
-    there is a GPU, as it is served there. Catalogs of unusual shapes come with a small checkpoint that is
-    made for the run. ``ctx.url`` judges that server instead; its checkpoint and catalog must be ``ctx``'s.
+    there is a GPU, as it is served there; with its weights quantised to FP8 as well, in fewer searches. Catalogs
+    of unusual shapes come with a small checkpoint that is made for the run. ``ctx.url`` judges that server
+    instead; its checkpoint and catalog must be ``ctx``'s.
     Raises :class:`ConfigError` where ``ctx.only`` leaves nothing.
     """
     sizes = plan.QUICK if ctx.quick else plan.FULL
@@ -43,8 +48,16 @@ def run(ctx: SuiteContext) -> list[Check]:
     def checkpoint_agenda(likely: Callable[[Tokens, int], Tokens]) -> list[Group]:
         return plan.narrowed(plan.checkpoint_groups(ground, sizes, ctx.seed, likely), ctx.only)
 
-    subjects = _engines(ground) if ctx.url is None else [served_subject(ctx.url)]
-    checks = judge(ground, checkpoint_agenda, subjects, ctx.out_dir)
+    def fp8_agenda(likely: Callable[[Tokens, int], Tokens]) -> list[Group]:
+        groups = plan.checkpoint_groups(ground, plan.QUICK, ctx.seed, likely)
+        return plan.narrowed(plan.without(Reference.SGLANG, groups), ctx.only)
+
+    if ctx.url is not None:
+        checks = _judge_one(ground, checkpoint_agenda, served_subject(ctx.url), ctx.out_dir)
+    else:
+        checks = judge(ground, checkpoint_agenda, _engines(ground), ctx.out_dir)
+        if not is_fp8(ground.model_path):
+            checks += _judge_one(ground, fp8_agenda, _fp8_engine(ground), ctx.out_dir)
     if ground.left_out:
         checks.append(Check(SUITE, "searches in the catalog", Outcome.NOT_RUN, "nothing was compared", ground.left_out))
     if ctx.url is not None:
@@ -58,14 +71,35 @@ def run(ctx: SuiteContext) -> list[Check]:
 
 
 def _engines(ground: Ground) -> list[JudgedSearcher]:
-    """The engine here and on a GPU; its own proof at start would refuse some planted faults before they are judged."""
-    proof: dict[str, Any] = {"invariance_check": False} if planted_names() else {}
-    engines: list[JudgedSearcher] = [EngineSubject(ground, **proof)]
+    """The engine here and on a GPU."""
+    engines: list[JudgedSearcher] = [EngineSubject(ground, **_proof())]
     gpu = hardware.visible_gpu()
     if gpu is not None:
         label = f"bfloat16 on {gpu.name}"
-        engines.append(EngineSubject(ground, device="cuda", dtype="bfloat16", label=label, **proof))
+        engines.append(EngineSubject(ground, device="cuda", dtype="bfloat16", label=label, **_proof()))
     return engines
+
+
+def _fp8_engine(ground: Ground) -> JudgedSearcher:
+    """The engine that quantises the weights as it loads them, on a GPU if there is one."""
+    gpu = hardware.visible_gpu()
+    where = {} if gpu is None else {"device": "cuda", "dtype": "bfloat16"}
+    label = "FP8" if gpu is None else f"FP8 on {gpu.name}"
+    return EngineSubject(ground, quantization="fp8", label=label, **where, **_proof())
+
+
+def _proof() -> dict[str, Any]:
+    """The engine's own proof at start would refuse some planted faults before they are judged."""
+    return {"invariance_check": False} if planted_names() else {}
+
+
+def _judge_one(ground: Ground, agenda: Agenda, subject: JudgedSearcher, out_dir: Path) -> list[Check]:
+    """Judge ``subject`` by references that have the weights it multiplies with: an FP8 engine's are quantised."""
+    if not subject.fp8 or is_fp8(ground.model_path):
+        return judge(ground, agenda, [subject], out_dir)
+    with TemporaryDirectory(prefix="flashrec-fp8-") as directory:
+        quantized = quantized_copy(ground.model_path, Path(directory) / ground.model_path.name)
+        return judge(replace(ground, model_path=quantized), agenda, [subject], out_dir)
 
 
 def judge(ground: Ground, agenda: Agenda, subjects: Sequence[JudgedSearcher], out_dir: Path) -> list[Check]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flashrec.request import ScoreSpace
 from flashrec_harness.outcome import Check, Outcome
 from flashrec_harness.parity import plan
 from flashrec_harness.parity.answers import Answers
@@ -14,8 +15,10 @@ from flashrec_harness.parity.comparison import SUITE, Comparison
 from flashrec_harness.parity.evidence import save_evidence
 from flashrec_harness.parity.ground import Ground
 from flashrec_harness.parity.plan import Group, Reference
-from flashrec_harness.parity.precision import FLOAT32, ScoreErrors, float64_error, transformers_error
+from flashrec_harness.parity.precision import FLOAT32, ScoreErrors, float64_error, fp8_error, transformers_error
 from flashrec_harness.parity.subjects import JudgedSearcher
+from flashrec_harness.references.dequantized import is_fp8
+from flashrec_harness.references.hugging_face import TransformersReference
 from flashrec_harness.references.oracle import Oracle, explain
 from flashrec_harness.references.types import SearchCase
 
@@ -71,7 +74,8 @@ def _check(
     if absence is not None:
         return Check(SUITE, name, absence.outcome, "nothing was compared", absence.reason)
     if tolerance is None:
-        reason = f"{subject.dtype} is judged by its float64 error, and there is no float64 oracle here"
+        precision = "FP8" if is_fp8(bench.ground.model_path) else subject.dtype
+        reason = f"{precision} is judged by its float64 error, and there is no float64 oracle here"
         return Check(SUITE, name, Outcome.NOT_RUN, "nothing was compared", reason)
     comparison = Comparison.of(name, cases, ours.lists(cases), theirs.lists(cases), bench.explain, tolerance)
     check = comparison.check()
@@ -84,21 +88,32 @@ def _check(
 
 
 def _tolerance(bench: Bench, subject: JudgedSearcher, ours: Answers) -> Tolerance | None:
-    """Fixed for float32; measured for anything less, for which it takes the oracle."""
-    if subject.dtype == "float32":
+    """Fixed for float32; measured for anything less, FP8 included, for which it takes the oracle."""
+    fp8 = is_fp8(bench.ground.model_path)
+    if subject.dtype == "float32" and not fp8:
         return FLOAT32
     if bench.oracle is None:
         return None
     cases = [case for case in plan.cases_for(bench.groups) if case in ours]
-    shared = [case for case in cases if case in bench.answers[Reference.TRANSFORMERS]]
-    return ScoreErrors(
-        ours=float64_error(bench.oracle, cases, ours.lists(cases)),
-        transformers=transformers_error(bench.oracle, bench.ground, _spread(shared)),
-    ).tolerance()
+    lists = ours.lists(cases)
+    error = float64_error(bench.oracle, cases, lists)
+    if fp8:
+        return ScoreErrors(error, fp8_error(bench.oracle, cases, lists)).tolerance(fp8=True)
+    return ScoreErrors(error, transformers_error(bench.oracle, bench.ground, yardstick_cases(cases))).tolerance()
 
 
-def _spread(cases: Sequence[SearchCase]) -> Sequence[SearchCase]:
-    return cases[:: max(1, len(cases) // _MEASURED_CASES)]
+def yardstick_cases(cases: Sequence[SearchCase]) -> Sequence[SearchCase]:
+    """About :data:`_MEASURED_CASES` of ``cases``, spread over all, as searches that ``transformers`` can make.
+
+    The error of a sum of log-probabilities is the model's; where ``transformers`` lacks a score space, ``vocab``
+    shows it too.
+    """
+    spread = cases[:: max(1, len(cases) // _MEASURED_CASES)]
+    own = TransformersReference.spaces
+    return [
+        replace(case, semantics="transformers", space=case.space if case.space in own else ScoreSpace.VOCAB)
+        for case in spread
+    ]
 
 
 def references_agree(bench: Bench) -> list[Check]:

@@ -32,6 +32,10 @@ _OUTCOMES = {
 }
 
 
+_GRAVE: tuple[stats.Verdict, ...] = ("slower", "inconclusive")
+"""Verdicts of one metric that the whole cell gets, gravest first."""
+
+
 def measure_tree(tree: Path, task: Task, prefix: Path) -> ProcessResult:
     """A fresh process with a work tree's engine. Raises :class:`ChildError` if another engine was measured."""
     result = ProcessResult.of(run_in_child(task, prefix, env={"PYTHONPATH": python_path(tree)}))
@@ -113,12 +117,13 @@ def _validity(pairs: Pairs, old: Revision, new: Revision, foreign: list[str]) ->
 
 
 def _resources(side: Revision, processes: list[ProcessResult]) -> dict[str, Any]:
-    gpu = [process.peak_gpu_mib for process in processes if process.peak_gpu_mib is not None]
-    return {
-        "commit": side.label,
-        "start-up s": round(statistics.median(process.startup_s for process in processes), 2),
-        "peak host memory MiB": round(max(process.peak_rss_mib for process in processes)),
-        "peak GPU memory MiB": round(max(gpu)) if gpu else None,
+    """Median times and largest memory of a side's processes; ``None`` for what none of them told."""
+    told: dict[str, list[float]] = {}
+    for name, value in (entry for process in processes for entry in process.resources().items()):
+        told.setdefault(name, []).extend([] if value is None else [value])
+    seconds = {name: statistics.median(values) for name, values in told.items() if name.endswith(" s")}
+    return {"commit": side.label} | {
+        name: seconds.get(name, max(values, default=None)) for name, values in told.items()
     }
 
 
@@ -129,10 +134,10 @@ def _cell(
     intervals: dict[Key, stats.PairedInterval],
     verdicts: dict[Key, stats.Verdict],
 ) -> Check:
-    """Any gated metric that is slower fails the cell; otherwise its throughput decides."""
+    """The gravest verdict of the gated metrics is the cell's; where none is grave, its throughput's."""
     keys = [key for key in pairs.keys if key[0] == cell]
-    slower = [key for key in keys if verdicts[key] == "slower"]
-    main = slower[0] if slower else (cell, "throughput")
+    graver = [key for grave in _GRAVE for key in keys if verdicts[key] == grave]
+    main = graver[0] if graver else (cell, "throughput")
     one, verdict = intervals[main], verdicts[main]
     detectable = {
         key: stats.paired_detectable(intervals[key].pair_sd, len(pairs.b), comparisons=len(pairs.keys)) for key in keys
@@ -183,8 +188,8 @@ def _reason(verdict: stats.Verdict, one: stats.PairedInterval, metric: str) -> s
             "speed and keep the code simple"
         )
     return (
-        f"inconclusive: a slowdown of {stats.TARGET_EFFECT:.0%} is not excluded, and none is shown; use a quieter "
-        "machine or a longer workload"
+        f"inconclusive: {metric} {_percents(one)}: a slowdown of {stats.TARGET_EFFECT:.0%} is not excluded, and none "
+        "is shown; use a quieter machine or a longer workload"
     )
 
 

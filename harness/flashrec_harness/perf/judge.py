@@ -133,26 +133,27 @@ def _rounds_plot(cell: str, session: MeasuredSession) -> Plot:
 
 
 def resources(measurement: Measurement) -> Check:
-    """Start-up time and memory: metrics too."""
-    rows = [
-        {
-            "process": number + 1,
-            "start-up s": round(process.startup_s, 2),
-            "peak host memory MiB": round(process.peak_rss_mib),
-            "peak GPU memory MiB": process.peak_gpu_mib and round(process.peak_gpu_mib),
-        }
-        for number, process in enumerate(measurement.engine)
-    ]
+    """Start-up time and memory, capture time and graph memory: metrics too."""
+    rows = [{"process": number, **process.resources()} for number, process in enumerate(measurement.engine, start=1)]
     startup = statistics.median(process.startup_s for process in measurement.engine)
     memory = max(process.peak_rss_mib for process in measurement.engine)
     return Check(
         SUITE,
         "start-up and memory",
         Outcome.PASS,
-        f"ready in {startup:.1f} s (median), at most {memory:.0f} MiB of host memory",
+        f"ready in {startup:.1f} s (median), at most {memory:.0f} MiB of host memory{_graphs(measurement)}",
         rows=rows,
         data={"configuration": measurement.engine[0].configuration},
     )
+
+
+def _graphs(measurement: Measurement) -> str:
+    """What the captured graphs cost, where there are any."""
+    costs = [cost for process in measurement.engine if (cost := process.graph_cost())]
+    if not costs:
+        return ""
+    seconds = statistics.median(cost["graph capture s"] for cost in costs)
+    return f"; graphs captured in {seconds:.1f} s (median), {max(cost['graph memory MiB'] for cost in costs):.0f} MiB"
 
 
 @dataclass(frozen=True, slots=True)

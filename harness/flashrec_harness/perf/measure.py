@@ -38,6 +38,21 @@ class ProcessResult:
     sweep: dict[str, Any] = field(default_factory=dict)
     """What :func:`flashrec_harness.perf.sweep.measure_sweep` found, where the workload has one."""
 
+    def graph_cost(self) -> dict[str, float]:
+        """Seconds of capturing and memory of the captured graphs; empty where the engine tells of none."""
+        told = self.configuration.get("engine", self.configuration)
+        fields = (("graph capture s", "capture_seconds", 1), ("graph memory MiB", "graph_bytes", 2**20))
+        return {name: round(told[field] / unit, 2) for name, field, unit in fields if field in told}
+
+    def resources(self) -> dict[str, float | None]:
+        """Start-up time, memory and what graphs cost, as a table row; ``None`` without a GPU's memory."""
+        return {
+            "start-up s": round(self.startup_s, 2),
+            "peak host memory MiB": round(self.peak_rss_mib),
+            "peak GPU memory MiB": None if self.peak_gpu_mib is None else round(self.peak_gpu_mib),
+            **self.graph_cost(),
+        }
+
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> ProcessResult:
         """From a worker's result."""

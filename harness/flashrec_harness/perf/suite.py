@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from flashrec_harness.environment import Environment
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.perf import history, judge, matrix, published, sweep
 from flashrec_harness.perf.measure import Measurement, RunTask, measure, run_in_child
+from flashrec_harness.perf.server_keys import of_server, untold
 from flashrec_harness.perf.workload import QUICK, Workload, load_workload
 from flashrec_harness.runner import repeat_command
 
@@ -98,7 +100,8 @@ def judge_workload(context: SuiteContext, settings: PerfSettings, update: Update
     checks += sweep.check([process.sweep for process in measurement.engine], workload)
     checks += [judge.resources(measurement), *_compare(settings.baselines, workload, where, session, valid)]
     if update is not None:
-        checks.append(_update(settings, workload, where, update, valid))
+        missing = untold(measurement.engine[0].configuration) if context.url is not None else []
+        checks.append(_update(settings, workload, where, update, valid, missing))
     return checks
 
 
@@ -116,11 +119,17 @@ def _add_trends(figures: list[Check], settings: PerfSettings, workload: Workload
 
 
 def measured_environment(context: SuiteContext, workload: Workload, measurement: Measurement) -> Environment:
-    """The environment with everything that makes two measurements of a workload comparable as hard keys."""
+    """The environment with everything that makes two measurements of a workload comparable as hard keys.
+
+    Of a server, its device, flags and catalog take the place of this machine's.
+    """
     digests = measurement.engine[0].prompts
     prompts = {f"cell {index} prompts": digests[cell.name] for index, cell in enumerate(workload.cells)}
     hard = workload.fingerprint() | prompts | {"entry": "http" if context.url else "in process"}
-    return environment.collect(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file, hard=hard)
+    where = environment.collect(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file, hard=hard)
+    if context.url is not None:
+        where.hard = of_server(where.hard, measurement.engine[0].configuration, context.url)
+    return where
 
 
 def keep_session(
@@ -187,7 +196,12 @@ def _compare(
 
 
 def _update(
-    settings: PerfSettings, workload: Workload, where: Environment, request: UpdateRequest, valid: Check
+    settings: PerfSettings,
+    workload: Workload,
+    where: Environment,
+    request: UpdateRequest,
+    valid: Check,
+    untold_by_server: Sequence[str],
 ) -> Check:
     sessions = stored_sessions(settings.reports, workload.name, where.hard, where.commit.sha)
     path = baselines.path_for(settings.baselines, where.hard["device"], workload.name)
@@ -195,6 +209,11 @@ def _update(
     try:
         if valid.outcome is not Outcome.PASS:
             raise BaselineError("baseline not written: this run is not valid")
+        if untold_by_server:
+            raise BaselineError(
+                f"baseline not written: the server's /server_info lacks {', '.join(untold_by_server)}, so what was "
+                "measured cannot be told from another server's; measure a flashrec server of this version"
+            )
         changes = baselines.update(
             path, fresh, commit=where.commit, reason=request.reason, accept_wider=request.accept_wider
         )

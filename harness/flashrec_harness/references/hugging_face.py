@@ -1,4 +1,4 @@
-"""``transformers``' own ``generate`` as a reference, in float32."""
+"""``transformers``' own ``generate`` as a reference: in float32, or as a yardstick for less."""
 
 from __future__ import annotations
 

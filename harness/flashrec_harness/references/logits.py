@@ -6,7 +6,8 @@ import copy
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MethodType
 from typing import Any, Protocol
@@ -16,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from flashrec.kernels.quantize import quant_per_token
+from flashrec_harness.references.dequantized import plain_checkpoint
 from flashrec_harness.references.types import Tokens
 
 _MEMORY_BYTES = 512 * 2**20
@@ -33,13 +36,38 @@ class LogitSource(Protocol):
 
 
 def load_transformers_model(model_path: Path, dtype: torch.dtype) -> Any:
-    """The checkpoint's ``transformers`` model in ``dtype``, in eval mode, from local files only."""
+    """The checkpoint's ``transformers`` model in ``dtype``, in eval mode, from local files only.
+
+    Of an FP8 checkpoint it has the quantised weights, dequantised, and activations that are not quantised.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype, local_files_only=True)
+    with plain_checkpoint(model_path) as path:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
     return model.eval()
+
+
+@contextmanager
+def fp8_activations(model: Any) -> Iterator[None]:
+    """While it lasts every projection of ``model`` sees its input through FP8: e4m3 codes, one scale a token.
+
+    The head's input stays as it is: the engine's head is not FP8 either.
+    """
+
+    def through_fp8(_module: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        x, *rest = arguments
+        codes, scale = quant_per_token(x.reshape(-1, x.shape[-1]))
+        return (codes.to(scale.dtype) * scale).to(x.dtype).reshape(x.shape), *rest
+
+    projections = [module for name, module in model.named_modules() if name.endswith("_proj")]
+    hooks = [module.register_forward_pre_hook(through_fp8) for module in projections]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def float64_shortage(model_path: Path) -> str:
@@ -80,6 +108,13 @@ class Float64Logits:
         self.vocab_size = int(self._model.get_output_embeddings().weight.shape[0])
         self._known: OrderedDict[Tokens, dict[Tokens, NDArray[np.float64]]] = OrderedDict()
         self._prompt: tuple[Tokens, Any] | None = None
+        self._fp8 = False
+
+    def with_fp8_activations(self) -> Float64Logits:
+        """The same model, in float64 but for what enters its projections, which is rounded as an FP8 engine does."""
+        other = copy.copy(self)
+        other._known, other._prompt, other._fp8 = OrderedDict(), None, True
+        return other
 
     def next_logits(self, prompt: Tokens, prefixes: Sequence[Tokens]) -> NDArray[np.float64]:
         known = self._known.setdefault(prompt, {})
@@ -105,7 +140,8 @@ class Float64Logits:
 
     def _run(self, token_ids: Sequence[Tokens], cache: Any) -> NDArray[np.float64]:
         # The cache goes by position: its keyword changed its name within transformers 5.
-        output = self._model(torch.tensor(token_ids), None, None, cache, use_cache=True, logits_to_keep=1)
+        with fp8_activations(self._model) if self._fp8 else nullcontext():
+            output = self._model(torch.tensor(token_ids), None, None, cache, use_cache=True, logits_to_keep=1)
         # A float64 product's last bits depend on where a row stands in a batch (AMD EPYC, torch 2.13): equal
         # rows would rank by noise where the order asked for has them tied. Nothing judged here is as fine as a step.
         rows: NDArray[np.float64] = np.round(output.logits[:, -1].numpy() / _STEP) * _STEP

@@ -41,8 +41,8 @@ class Oracle:
     name = "oracle"
 
     def __init__(self, source: LogitSource, grammar_of: GrammarOf) -> None:
-        self._source = source
-        self._grammar_of = grammar_of
+        self.source = source
+        self.grammar_of = grammar_of
 
     def search(self, cases: Sequence[SearchCase]) -> list[RankedList]:
         return [self.rank(case) for case in cases]
@@ -51,22 +51,29 @@ class Oracle:
         """The ranked list of ``case``; ``guide`` settles near-ties in favour of what was observed."""
         if case.catalog is None:
             return FINISHERS[case.semantics](case, self._expand_free, guide)[: case.n]
-        return self._constrained(case, self._grammar_of(case), guide)[: case.n]
+        return self._constrained(case, self.grammar_of(case), guide)[: case.n]
 
     def score(self, case: SearchCase, tokens: Tokens) -> Hypothesis:
         """``tokens`` scored as if the search had emitted them."""
-        grammar = self._grammar_of(case) if case.catalog is not None else None
-        scored = tokens[: grammar.steps] if grammar else tokens
-        cumulative = 0.0
-        for length, token in enumerate(scored):
-            prefix = scored[:length]
-            logits = self._source.next_logits(case.prompt, [prefix])[0]
-            over = grammar.normaliser(case.space, prefix) if grammar else None
-            cumulative += float(log_softmax(logits, over)[token])
-        return _hypothesis(tokens, cumulative, case.length_penalty)
+        return self.scores(case, [tokens])[0]
+
+    def scores(self, case: SearchCase, sequences: Sequence[Tokens]) -> list[Hypothesis]:
+        """:meth:`score` of each of ``sequences``, those of one length in one forward pass."""
+        grammar = self.grammar_of(case) if case.catalog is not None else None
+        scored = [tokens[: grammar.steps] if grammar else tokens for tokens in sequences]
+        sums = [0.0] * len(scored)
+        for length in range(max(map(len, scored), default=0)):
+            rows = [row for row, tokens in enumerate(scored) if len(tokens) > length]
+            prefixes = [scored[row][:length] for row in rows]
+            logits = self.source.next_logits(case.prompt, prefixes)
+            for row, prefix, row_logits in zip(rows, prefixes, logits, strict=True):
+                over = grammar.normaliser(case.space, prefix) if grammar else None
+                sums[row] += float(log_softmax(row_logits, over)[scored[row][length]])
+        pairs = zip(sequences, sums, strict=True)
+        return [_hypothesis(tokens, cumulative, case.length_penalty) for tokens, cumulative in pairs]
 
     def _expand_free(self, case: SearchCase, rows: Sequence[Row]) -> NDArray[np.float64]:
-        logits = self._source.next_logits(case.prompt, [row.tokens for row in rows])
+        logits = self.source.next_logits(case.prompt, [row.tokens for row in rows])
         return log_softmax(logits, None)
 
     def _constrained(self, case: SearchCase, grammar: Grammar, guide: Guide) -> RankedList:
@@ -74,7 +81,7 @@ class Oracle:
             return ()
         rows = [Row((), 0.0)]
         for _ in range(grammar.steps):
-            logits = self._source.next_logits(case.prompt, [row.tokens for row in rows])
+            logits = self.source.next_logits(case.prompt, [row.tokens for row in rows])
             candidates = [
                 Row((*row.tokens, int(token)), row.cumulative + float(logprobs[token]))
                 for row, row_logits in zip(rows, logits, strict=True)
