@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from flashrec.device import processor_name
 from flashrec_harness import hardware
 
 _SAMPLED_ABOVE_BYTES = 256 * 2**20
@@ -127,7 +128,7 @@ def collect(
 ) -> Environment:
     """The environment of this process; ``hard`` adds a suite's own keys (workload, flags) to that tier."""
     gpu = hardware.visible_gpu()
-    device = gpu.name if gpu else hardware.cpu_name()
+    device = gpu.name if gpu else processor_name()
     tier_hard: dict[str, Any] = {
         "device": device,
         "device_memory_mib": gpu.memory_mib if gpu else None,
@@ -141,7 +142,7 @@ def collect(
     soft |= {"driver": gpu.driver if gpu else None, "python": platform.python_version()}
     info = {
         "platform": platform.platform(),
-        "cpu": hardware.cpu_name(),
+        "cpu": processor_name(),
         "cpu_cores": len(os.sched_getaffinity(0)),
         "gpus": [g.name for g in hardware.gpus()],
         "executable": Path(sys.executable).name,

@@ -6,7 +6,6 @@ import csv
 import fcntl
 import io
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -93,19 +92,6 @@ def missing_gpu_reason() -> str:
     if not gpus():
         return "no GPU on this machine"
     return f"no GPU visible: CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}"
-
-
-@lru_cache(maxsize=1)
-def cpu_name() -> str:
-    """The processor's model name, from ``/proc/cpuinfo`` where there is one."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def device_slug(device_name: str) -> str:

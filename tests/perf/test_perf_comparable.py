@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from simulated_engine import SimulatedEngine
 
-from flashrec_harness import cli, environment, hardware
+from flashrec_harness import cli, environment
 from flashrec_harness.environment import Commit
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.perf import suite
@@ -69,7 +69,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def other_gpu(bench: Bench) -> None:
     body = bench.file
-    bench.monkeypatch.setattr(hardware, "cpu_name", lambda: "NVIDIA H100")
+    bench.monkeypatch.setattr(environment, "processor_name", lambda: "NVIDIA H100")
     target = bench.baselines / "nvidia-h100" / "simulated.json"
     target.parent.mkdir()
     target.write_text(body.read_text())
@@ -121,7 +121,7 @@ def test_one_differing_key_refuses_and_is_named(bench: Bench, change: Any, key: 
 
 def test_a_gpu_without_a_baseline_names_those_that_have_one(bench: Bench) -> None:
     slug = bench.file.parent.name
-    bench.monkeypatch.setattr(hardware, "cpu_name", lambda: "NVIDIA H100")
+    bench.monkeypatch.setattr(environment, "processor_name", lambda: "NVIDIA H100")
     check = bench.run()[-1]
     assert check.outcome is Outcome.NOT_RUN
     assert check.reason.endswith(f"device: baseline {slug}, this run 'NVIDIA H100'")

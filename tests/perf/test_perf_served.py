@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,13 @@ from typing import Any
 import pytest
 from simulated_engine import SimulatedEngine
 
-from flashrec_harness import environment, hardware
+from flashrec_harness import environment
 from flashrec_harness.environment import Commit
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.perf import suite
 
 INFO: dict[str, Any] = {
-    "device_name": "NVIDIA H200",
+    "engine": {"device_name": "NVIDIA H200", "waves": 9},
     "engine_config": {"model_path": "/models/a", "kv_cache_dtype": "auto", "disable_cuda_graph": False, "new": None},
     "catalog": {"digest": "abc"},
     "server": {"http_processes": 0, "max_in_flight": 64, "in_flight": 3, "queue_depth": 1},
@@ -58,7 +59,7 @@ class Client:
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Client:
     monkeypatch.setattr(environment, "git_commit", lambda root=None: Commit("c0ffee" * 6, False))
-    monkeypatch.setattr(hardware, "cpu_name", lambda: "a laptop")
+    monkeypatch.setattr(environment, "processor_name", lambda: "a laptop")
     return Client(tmp_path)
 
 
@@ -72,7 +73,7 @@ def test_the_device_is_the_servers_and_the_client_is_named_beside_it(client: Cli
 @pytest.mark.parametrize(
     ("path", "value", "key"),
     [
-        (("device_name",), "NVIDIA H100", "device"),
+        (("engine", "device_name"), "NVIDIA H100", "device"),
         (("engine_config", "model_path"), "/models/b", "server model_path"),
         (("engine_config", "kv_cache_dtype"), "fp8_e4m3", "server kv_cache_dtype"),
         (("engine_config", "disable_cuda_graph"), True, "server disable_cuda_graph"),
@@ -112,9 +113,10 @@ def test_a_baseline_of_a_server_is_compared_with_the_same_server_only(client: Cl
     assert "server kv_cache_dtype" in other.reason
 
 
-@pytest.mark.parametrize("lacking", ["device_name", "engine_config"])
+@pytest.mark.parametrize("lacking", ["engine.device_name", "engine_config"])
 def test_a_server_that_does_not_say_what_it_runs_gets_no_baseline(client: Client, lacking: str) -> None:
-    del client.info[lacking]
+    *place, name = lacking.split(".")
+    del functools.reduce(dict.__getitem__, place, client.info)[name]
     for number in range(3):
         check = client.run(suite.UpdateRequest("first") if number == 2 else None)[-1]
     assert (check.name, check.outcome) == ("baseline written", Outcome.FAIL)

@@ -60,7 +60,7 @@ def test_a_module_that_is_left_out_would_be_seen() -> None:
 
 
 TIERS = [
-    {"errors", "request", "config", "transfer", "profiler", "torch_trace", "assets", "logs"},
+    {"errors", "device", "request", "config", "transfer", "profiler", "torch_trace", "assets", "logs"},
     {"sid", "kernels"},
     {"batch", "layers", "kvcache"},
     {"models", "attention"},

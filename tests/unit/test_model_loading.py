@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -279,6 +280,8 @@ def test_scales_of_an_fp8_cache_come_from_the_checkpoint(checkpoint: Path, fp8_w
     assert engine.parts.pool.k_scale == (0.25, 0.25)
     assert engine.parts.pool.v_scale == (0.5, 0.5)
     told = engine.stats()
+    assert told["device_name"]
+    assert told["device_name"] in Path("/proc/cpuinfo").read_text() + platform.processor() + platform.machine()
     assert (told["kv_cache_dtype"], told["kv_scales"]) == ("float8_e4m3fn", "from the checkpoint")
     unused = load(checkpoint).stats()
     assert (unused["kv_cache_dtype"], unused["kv_scales"]) == ("float32", "none: the cache is not FP8")

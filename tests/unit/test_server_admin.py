@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from prometheus_client.parser import text_string_to_metric_families
 from server_support import Running, error_of, make_scheduler, running, wait_until
 
@@ -53,7 +52,6 @@ def test_models_and_server_info(shop: Running) -> None:
     assert info["engine"]["waves"] == 3
     assert info["engine"]["buckets"] == {"16": 4}
     assert info["engine_config"]["score_space"] == "sid"
-    assert info["device_name"] in Path("/proc/cpuinfo").read_text(encoding="utf-8") or torch.cuda.is_available()
     assert info["profiler"]["state"] == "idle"
     assert shop.client.get("/model_info").json()["model_path"].endswith("shop-model")
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from flashrec.config import EngineConfig
+from flashrec.device import device_name
 from flashrec.errors import EngineFault, NonFiniteError, RequestError
 from flashrec.kvcache.radix import CacheStats
 from flashrec.models.config import ModelConfig
@@ -239,6 +240,7 @@ class Engine:
             "eager_waves": self.stage.eager_waves,
             **capture_cost(),
             "device": str(self.parts.device),
+            "device_name": device_name(self.parts.device),
             "dtype": str(self.config.compute_dtype).removeprefix("torch."),
             "kv_cache_dtype": str(pool.k.dtype).removeprefix("torch."),
             "kv_scales": self.parts.kv_scales,

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import platform
 import time
-from pathlib import Path
 from typing import Any
 
-import torch
 from fastapi import FastAPI
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
@@ -76,25 +72,11 @@ def add_info_routes(app: FastAPI, context: Context) -> None:
         return await context.in_pool(lambda: json_response(_server_info(context)))
 
 
-@functools.cache
-def _device_name(device: torch.device) -> str:
-    """The GPU's name, or the processor's where it says one."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or platform.machine())
-
-
 def _server_info(context: Context) -> dict[str, Any]:
     engine, config = context.scheduler.engine, context.config
     catalog, layout = engine.catalog, engine.layout
     return {
         "version": flashrec.__version__,
-        "device_name": _device_name(engine.config.torch_device),
         "model_path": engine.config.model_path,
         "tokenizer_path": engine.config.model_path,
         "served_model_name": context.model_name,

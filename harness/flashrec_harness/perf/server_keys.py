@@ -8,7 +8,7 @@ from typing import Any
 
 from flashrec import EngineConfig
 
-NEEDED = ("device_name", "engine_config", "catalog", "server")
+NEEDED = ("engine.device_name", "engine_config", "catalog", "server")
 """Fields of ``/server_info`` without which two servers cannot be told apart."""
 _SERVER_FLAGS = ("http_processes", "max_in_flight")
 _MACHINE = ("device", "device_memory_mib", "cpu_cores")
@@ -16,7 +16,11 @@ _MACHINE = ("device", "device_memory_mib", "cpu_cores")
 
 def untold(info: Mapping[str, Any]) -> list[str]:
     """The fields of :data:`NEEDED` that a server's ``/server_info`` lacks."""
-    return [name for name in NEEDED if name not in info]
+    return [name for name in NEEDED if not _has(info, *name.split("."))]
+
+
+def _has(info: Mapping[str, Any], name: str, *inside: str) -> bool:
+    return name in info and (not inside or _has(info[name], *inside))
 
 
 def of_server(hard: Mapping[str, Any], info: Mapping[str, Any], url: str) -> dict[str, Any]:
@@ -32,7 +36,7 @@ def of_server(hard: Mapping[str, Any], info: Mapping[str, Any], url: str) -> dic
     flags = {f"server {name}": info["server"].get(name) for name in _SERVER_FLAGS}
     flags |= {f"server {name}": value for name, value in info["engine_config"].items() if value != _DEFAULTS.get(name)}
     catalog = info["catalog"] and info["catalog"]["digest"]
-    return ours | flags | {"server catalog": catalog, "device": info["device_name"]}
+    return ours | flags | {"server catalog": catalog, "device": info["engine"]["device_name"]}
 
 
 _DEFAULTS = json.loads(
