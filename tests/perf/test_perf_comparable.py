@@ -172,7 +172,7 @@ def test_the_command_line_says_which_key_differs(bench: Bench, capsys: pytest.Ca
 def measure_with(engine: SimulatedEngine) -> Any:
     from flashrec_harness.perf.measure import measure
 
-    return lambda context, workload, *, reference, run: measure(context, workload, reference=reference, run=engine)
+    return lambda context, workload, *, yardsticks, run: measure(context, workload, yardsticks=yardsticks, run=engine)
 
 
 def test_the_repeat_command_names_cells_and_commits(bench: Bench) -> None:

@@ -99,10 +99,10 @@ def test_one_retry_for_memory_at_start_and_it_is_recorded(tmp_path: Path) -> Non
         return engine(task, prefix)
 
     context = SuiteContext(model_path=tmp_path)
-    assert measure(context, workload(), reference=False, run=flaky).retries == ["out of memory"]
+    assert measure(context, workload(), run=flaky).retries == ["out of memory"]
     failures = iter(["wrong result"])
     with pytest.raises(ChildError, match="wrong result"):
-        measure(context, workload(), reference=False, run=flaky)
+        measure(context, workload(), run=flaky)
 
 
 def test_a_profiler_that_has_ended_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def context(tmp_path: Path, run: str = "run") -> SuiteContext:
 
 def measured(engine: SimulatedEngine, tmp_path: Path, plan: Workload | None = None) -> Measurement:
     engine.new_session()
-    return measure(context(tmp_path), plan or workload(), reference=False, run=engine)
+    return measure(context(tmp_path), plan or workload(), run=engine)
 
 
 def stored_baseline(engine: SimulatedEngine, tmp_path: Path, sessions: int = 3) -> Baseline:

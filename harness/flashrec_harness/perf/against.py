@@ -99,7 +99,7 @@ def judge(pairs: Pairs, old: Revision, new: Revision, foreign: list[str]) -> lis
 def _validity(pairs: Pairs, old: Revision, new: Revision, foreign: list[str]) -> Check:
     broken = []
     for side, processes in ((old, pairs.a), (new, pairs.b)):
-        broken += [f"{side.label}: {rule}" for rule in broken_rules(Measurement(processes, None), pairs.workload, [])]
+        broken += [f"{side.label}: {rule}" for rule in broken_rules(Measurement(processes), pairs.workload, [])]
     broken += [f"another process is on the device: {', '.join(foreign)}"] if foreign else []
     count = len(pairs.b)
     most = ", the most that are run" if count == stats.MAX_PAIRS else ""

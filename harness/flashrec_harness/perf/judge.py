@@ -97,8 +97,11 @@ def figures(cell: Cell, measurement: Measurement, session: MeasuredSession) -> C
         f"p99 {statistics.median(samples['p99_ms']):.4g} ms",
         f"noise between processes {_noise_percent(samples['throughput']):.1f} %",
     ]
-    if "ratio" in samples:
-        parts.append(f"{statistics.median(samples['ratio']):.3g}x transformers in the same run")
+    parts += [
+        f"{statistics.median(samples[metric]):.3g}x {name} in the same run"
+        for name, metric in (("transformers", "ratio"), ("SGLang", "sglang_ratio"))
+        if metric in samples
+    ]
     if hits:
         parts.append(f"prefix cache hit rate {statistics.mean(hits):.0%}")
     return Check(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ from flashrec_harness.baselines import MeasuredSession, Samples
 from flashrec_harness.children import ChildError, run_module
 from flashrec_harness.outcome import SuiteContext
 from flashrec_harness.perf.rounds import CellRounds
-from flashrec_harness.perf.worker import SubjectName, Task
+from flashrec_harness.perf.worker import SubjectName, Task, Yardstick
 from flashrec_harness.perf.workload import Workload
+from flashrec_harness.sglang_env import named_url
 
 PROCESS_TIMEOUT_S = 1800.0
+RATIOS: Mapping[Yardstick, str] = {"transformers": "ratio", "sglang": "sglang_ratio"}
+"""The metric that holds the subject's throughput over a yardstick's."""
 RunTask = Callable[[Task, Path], Mapping[str, Any]]
 """Measures a task, keeping its files under a path prefix; tests put a simulated engine here."""
 
@@ -65,24 +68,19 @@ class Measurement:
     """All processes of one session, in the order they ran; ``retries`` names each repeated start."""
 
     engine: list[ProcessResult]
-    reference: ProcessResult | None
+    yardsticks: dict[Yardstick, ProcessResult] = field(default_factory=dict)
     retries: list[str] = field(default_factory=list)
 
-    def reference_throughput(self, cell: str) -> float | None:
-        """Median requests per second of the yardstick at a cell."""
-        if self.reference is None or not self.reference.cells[cell].throughput:
-            return None
-        return statistics.median(self.reference.cells[cell].throughput)
-
     def samples(self) -> Samples:
-        """Process medians per cell and metric, with the ratio to the yardstick where it was timed."""
+        """Process medians per cell and metric, with the ratio to each yardstick that was timed."""
         result: Samples = {}
         for cell in self.engine[0].cells:
             figures = [process.cells[cell].metrics() for process in self.engine]
             result[cell] = {metric: [one[metric] for one in figures] for metric in figures[0]}
-            yardstick = self.reference_throughput(cell)
-            if yardstick is not None:
-                result[cell]["ratio"] = [value / yardstick for value in result[cell]["throughput"]]
+            for name, process in self.yardsticks.items():
+                if process.cells[cell].throughput:
+                    usual = statistics.median(process.cells[cell].throughput)
+                    result[cell][RATIOS[name]] = [value / usual for value in result[cell]["throughput"]]
         return result
 
     def session(self, *, run_id: str, commit: str, boot_id: str) -> MeasuredSession:
@@ -124,17 +122,28 @@ def _with_retry(run: RunTask, task: Task, prefix: Path, retries: list[str]) -> P
         return ProcessResult.of(run(task, prefix))
 
 
-def measure(context: SuiteContext, workload: Workload, *, reference: bool, run: RunTask = run_in_child) -> Measurement:
-    """``workload.processes`` processes of the subject, with the yardstick timed in between.
+def yardsticks_of(context: SuiteContext, workload: Workload) -> list[Yardstick]:
+    """What can be timed beside the subject: ``transformers`` over a catalog, and an SGLang that already runs."""
+    if workload.reference_requests == 0:
+        return []
+    found: list[Yardstick] = ["transformers"] if context.sid_vocab_file is not None else []
+    return found if named_url() in (None, context.url) else [*found, "sglang"]
 
-    The yardstick runs in the middle, so that a machine that slows down over the session slows both alike.
+
+def measure(
+    context: SuiteContext, workload: Workload, *, yardsticks: Sequence[Yardstick] = (), run: RunTask = run_in_child
+) -> Measurement:
+    """``workload.processes`` processes of the subject, with the yardsticks timed in between.
+
+    They run in the middle, so that a machine that slows down over the session slows all alike.
     """
     subject: SubjectName = "http" if context.url else "engine"
-    found = Measurement([], None)
+    found = Measurement([])
     for number in range(workload.processes):
-        if reference and number == workload.processes // 2:
-            task = Task.of("transformers", context, workload)
-            found.reference = _with_retry(run, task, context.out_dir / "transformers", found.retries)
+        for name in yardsticks if number == workload.processes // 2 else ():
+            where = replace(context, url=named_url()) if name == "sglang" else context
+            task = Task.of(name, where, workload)
+            found.yardsticks[name] = _with_retry(run, task, context.out_dir / name, found.retries)
         prefix = context.out_dir / f"process-{number}"
         found.engine.append(_with_retry(run, Task.of(subject, context, workload), prefix, found.retries))
     return found

@@ -14,7 +14,7 @@ Round = Callable[[], LoadResult]
 
 GATED = {"throughput": -1, "p50_ms": 1, "p99_ms": 1}
 """The few metrics that verdicts are about, with the sign that is worse."""
-UNITS = {"throughput": "req/s", "p50_ms": "ms", "p99_ms": "ms", "goodput": "req/s", "ratio": "x"}
+UNITS = {"throughput": "req/s", "p50_ms": "ms", "p99_ms": "ms", "goodput": "req/s", "ratio": "x", "sglang_ratio": "x"}
 
 
 @dataclass(slots=True)

@@ -153,11 +153,13 @@ class EngineSubject:
 class HttpSubject:
     """A server that is already running: ours, SGLang, or one with OpenAI's completions.
 
-    ``sid_tokens`` is the length of a semantic ID: what a server is asked for that has no catalog to end at.
+    ``sid_tokens`` is the length of a semantic ID: what a server is asked for that has no catalog to end at. Of a
+    yardstick ``requests`` says how many a round has.
     """
 
-    def __init__(self, url: str, sid_tokens: int | None = None) -> None:
+    def __init__(self, url: str, sid_tokens: int | None = None, *, requests: int | None = None) -> None:
         self._url = url
+        self._requests = requests
         self._dialect = dialect_of(url)
         self._sid_tokens = None if self._dialect.has_catalog else sid_tokens
         self._target: HttpTarget | None = None
@@ -182,7 +184,7 @@ class HttpSubject:
         )
 
     def round_size(self, cell: Cell) -> int:
-        return cell.requests
+        return self._requests or cell.requests
 
     def generate(self, numbers: Sequence[int]) -> None:
         with ThreadPoolExecutor(len(numbers)) as pool:

@@ -15,7 +15,7 @@ from flashrec_harness.baselines import Baseline, BaselineError, MeasuredSession
 from flashrec_harness.environment import Environment
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.perf import history, judge, matrix, published, sweep
-from flashrec_harness.perf.measure import Measurement, RunTask, measure, run_in_child
+from flashrec_harness.perf.measure import Measurement, RunTask, measure, run_in_child, yardsticks_of
 from flashrec_harness.perf.server_keys import of_server, untold
 from flashrec_harness.perf.workload import QUICK, Workload, load_workload
 from flashrec_harness.runner import repeat_command
@@ -85,8 +85,7 @@ def judge_workload(context: SuiteContext, settings: PerfSettings, update: Update
 
         return against.run(context, replace(workload, sweep=None), settings.against, settings.candidate)
     foreign_before = hardware.foreign_processes()
-    with_yardstick = workload.reference_requests > 0 and context.sid_vocab_file is not None
-    measurement = measure(context, workload, reference=with_yardstick, run=settings.run)
+    measurement = measure(context, workload, yardsticks=yardsticks_of(context, workload), run=settings.run)
     where = measured_environment(context, workload, measurement)
     session = measurement.session(
         run_id=context.out_dir.parent.name, commit=where.commit.sha, boot_id=environment.boot_id()

@@ -1,8 +1,8 @@
 """One measuring process: ``python -m flashrec_harness.perf.worker TASK.json RESULT.json``.
 
-The task names a subject (the engine in this process, a running server, or ``transformers``), a checkpoint and
-a workload; the result holds every round. A process measures one subject and then ends, so that no two
-subjects share memory, threads or clocks.
+The task names a subject (the engine in this process, a running server, or a yardstick), a checkpoint and a workload;
+the result holds every round. A process measures one subject and then ends, so that no two subjects share memory,
+threads or clocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from flashrec_harness.perf.sweep import measure_sweep
 from flashrec_harness.perf.workload import Cell, Workload, from_json
 from flashrec_harness.planting import planted
 
-SubjectName = Literal["engine", "http", "transformers"]
+Yardstick = Literal["transformers", "sglang"]
+SubjectName = Literal["engine", "http", "transformers", "sglang"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +71,11 @@ class Task:
 def _open(task: Task, workload: Workload, material: Material) -> Subject:
     if task.subject == "engine":
         return EngineSubject(task.context(), workload)
-    if task.subject == "http":
+    if task.subject in ("http", "sglang"):
         assert task.url is not None
         layout = material.layout
-        return HttpSubject(task.url, None if layout is None else layout.depth + (layout.end is not None))
+        tokens = None if layout is None else layout.depth + (layout.end is not None)
+        return HttpSubject(task.url, tokens, requests=workload.reference_requests if task.subject == "sglang" else None)
     from flashrec_harness.perf.yardstick import TransformersSubject
 
     return TransformersSubject(task.context(), workload, material)
@@ -130,7 +132,7 @@ def measure(task: Task) -> dict[str, Any]:
             prompts = cell_prompts(material, workload, cell)
             digests[cell.name] = prompts_digest(prompts)
             cells[cell.name] = measure_cell(subject, workload, cell, prompts).as_json()
-        swept = _sweep(subject, workload, material) if task.subject != "transformers" else {}
+        swept = _sweep(subject, workload, material) if task.subject in ("engine", "http") else {}
         return {
             "cells": cells,
             "prompts": digests,

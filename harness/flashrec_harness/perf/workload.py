@@ -78,7 +78,8 @@ class Workload:
     """Cells that are measured together. ``engine`` overrides fields of ``EngineConfig``.
 
     ``prompts`` different prompts are sent in turn; a cell that is cold needs at least ``requests`` of them.
-    ``reference_requests`` per round go to ``transformers`` as the yardstick of the same run; 0 leaves it out.
+    ``reference_requests`` per round go to each yardstick of the same run (``transformers``; SGLang where
+    ``SGLANG_BEAM_URL`` names a server); 0 leaves them out.
     ``anchor_device`` is the GPU that the cells' published figures are of.
     """
 
