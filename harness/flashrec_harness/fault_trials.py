@@ -85,13 +85,13 @@ def registered() -> Mapping[str, Fault]:
     return FAULTS
 
 
-def trials(suite: str | None = None, names: Sequence[str] = ()) -> list[Trial]:
-    """The trials of the named faults (all of them) and of one suite (all)."""
+def trials(suites: Sequence[str] = SUITES, names: Sequence[str] = ()) -> list[Trial]:
+    """The trials of the named faults (all of them) that ``suites`` must catch."""
     return [
         Trial(fault, catch)
         for fault in registered().values()
         for catch in fault.catches
-        if (not names or fault.name in names) and suite in (None, catch.suite)
+        if (not names or fault.name in names) and catch.suite in suites
     ]
 
 

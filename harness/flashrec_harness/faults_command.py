@@ -27,7 +27,9 @@ _console = Console()
 
 def command(
     names: Annotated[list[str] | None, typer.Argument(help="Faults by name. Default: all.", show_default=False)] = None,
-    suite: Annotated[str | None, typer.Option("--suite", help="Only what this suite must catch.")] = None,
+    suite: Annotated[
+        list[str] | None, typer.Option("--suite", help="Only this suite, and what it must catch. Repeatable.")
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the faults and who must catch them, and stop.")] = False,
     clean_runs: Annotated[
         int, typer.Option("--clean-runs", min=0, help="Runs of each suite with nothing planted.")
@@ -41,19 +43,20 @@ def command(
 ) -> None:
     """Run every planted fault against the suites that must catch it, and the clean engine against all of them."""
     faults = fault_trials.registered()
-    unknown = [name for name in names or () if name not in faults]
-    if unknown or suite not in (None, *SUITES):
-        raise ConfigError(f"faults: no {unknown[0] if unknown else suite!r}; there are {', '.join((*SUITES, *faults))}")
+    unknown = [name for name in names or () if name not in faults] + [one for one in suite or () if one not in SUITES]
+    if unknown:
+        raise ConfigError(f"faults: no {unknown[0]!r}; there are {', '.join((*SUITES, *faults))}")
+    suites = [one for one in SUITES if not suite or one in suite]
     if list_:
-        _list(suite)
+        _list(suites)
         return
     if page is not None and (names or suite or clean_only or not clean_runs):
         raise ConfigError("--page needs a whole run: all faults, all suites, and at least one clean run of each")
     session = _session(reports_dir, model_path, sid_vocab_file)
     directory = session.context_for(SUITE).out_dir
     checkpoint = Checkpoint(model_path, sid_vocab_file)
-    checks = [] if clean_only else _try_all(suite, names or [], directory, checkpoint)
-    runs, clean = _clean(clean_runs, [suite] if suite else list(SUITES), directory, checkpoint)
+    checks = [] if clean_only else _try_all(suites, names or [], directory, checkpoint)
+    runs, clean = _clean(clean_runs, suites, directory, checkpoint)
     report, where = session.finish({SUITE: [*clean, *checks]})
     if page is not None:
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -78,15 +81,15 @@ def _session(reports_dir: Path, model_path: Path | None, sid_vocab_file: Path | 
     return Session.start(context, title=SUITE, command=line, root=reports_dir)
 
 
-def _list(suite: str | None) -> None:
-    for fault in dict.fromkeys(trial.fault for trial in fault_trials.trials(suite)):
+def _list(suites: list[str]) -> None:
+    for fault in dict.fromkeys(trial.fault for trial in fault_trials.trials(suites)):
         seers = ", ".join(catch.suite + (" on a GPU" if catch.gpu else "") for catch in fault.catches)
         _console.print(f"{fault.name} ({seers})\n    {fault.what}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _try_all(suite: str | None, names: list[str], directory: Path, checkpoint: Checkpoint) -> list[Check]:
+def _try_all(suites: list[str], names: list[str], directory: Path, checkpoint: Checkpoint) -> list[Check]:
     checks = []
-    for trial in fault_trials.trials(suite, names):
+    for trial in fault_trials.trials(suites, names):
         checks.append(fault_trials.run_trial(trial, directory, checkpoint))
         _say(f"{trial.name}: {faults_page.WORDS[checks[-1].outcome]}", checks[-1].seconds)
     return checks

@@ -243,6 +243,12 @@ def test_clean_rounds_run_every_suite_and_judge_each(monkeypatch: pytest.MonkeyP
     done = CliRunner().invoke(cli.app, call)
     assert done.exit_code == 0, done.output
     assert sorted(command[3] for command in commands) == sorted(SUITES * 3)
+    commands.clear()
+    done = CliRunner().invoke(cli.app, [*call, "--suite", "trace", "--suite", "kernel"])
+    assert done.exit_code == 0, done.output
+    assert sorted(command[3] for command in commands) == ["kernel"] * 3 + ["trace"] * 3
+    wrong = CliRunner().invoke(cli.app, [*call, "--suite", "trace", "--suite", "trave"])
+    assert "no 'trave'; there are kernel" in str(wrong.exception)
 
 
 def run_of(outcome: Outcome, *red: str) -> CleanRun:
