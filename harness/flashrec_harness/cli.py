@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from flashrec.errors import FlashRecError
+from flashrec.errors import ConfigError, FlashRecError
 from flashrec_harness import bisect_command, reading_commands, serving_commands, trend_command
 from flashrec_harness import options as opt
 from flashrec_harness.baseline_commands import app as baseline_app
@@ -204,6 +204,8 @@ def perf(
         against=against,
         candidate=candidate,
     )
+    if update_baseline and not reason:
+        raise ConfigError('--update-baseline: say why with --reason "..."; the file keeps it')
     update = suite.UpdateRequest(reason, accept_wider) if update_baseline else None
     _one_suite(
         "perf",

@@ -132,15 +132,12 @@ def dialect_of(url: str) -> Dialect:
 
 
 def require(suite: str, url: str) -> None:
-    """Raise :class:`ConfigError` where the server at ``url`` lacks an endpoint that ``suite`` asks.
-
-    A server that does not answer at all is left to the suite, whose verdict is then *invalid*.
-    """
+    """Raise :class:`ConfigError` where no server answers at ``url``, or it lacks an endpoint that ``suite`` asks."""
     try:
         with _client(url) as client:
             lacking = [group for group in NEEDED.get(suite, []) if not any(_has(client, path) for path in group)]
-    except httpx.HTTPError:
-        return
+    except httpx.HTTPError as error:
+        raise ConfigError(f"--url {url}: no server answers there ({error}); start one, or leave --url out") from None
     if lacking:
         raise ConfigError(f"--url {url}: {suite} needs {' or '.join(lacking[0])}, which is not there; {_SERVERS}")
 

@@ -32,8 +32,14 @@ def command(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the faults and who must catch them, and stop.")] = False,
     clean_runs: Annotated[
-        int, typer.Option("--clean-runs", min=0, help="Runs of each suite with nothing planted.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--clean-runs",
+            min=0,
+            help="Runs of each suite with nothing planted. Default: 1; where faults are named, none.",
+            show_default=False,
+        ),
+    ] = None,
     clean_only: Annotated[bool, typer.Option("--clean-only", help="Plant nothing.")] = False,
     model_path: opt.ModelPath = None,
     sid_vocab_file: opt.SidVocabFile = None,
@@ -50,6 +56,7 @@ def command(
     if list_:
         _list(suites)
         return
+    clean_runs = (0 if names else 1) if clean_runs is None else clean_runs
     if page is not None and (names or suite or clean_only or not clean_runs):
         raise ConfigError("--page needs a whole run: all faults, all suites, and at least one clean run of each")
     session = _session(reports_dir, model_path, sid_vocab_file)

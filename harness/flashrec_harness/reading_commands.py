@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from flashrec_harness.outcome import ExitCode, exit_code
+from flashrec_harness.planting import Plant, planted
 from flashrec_harness.report import terminal
 from flashrec_harness.report.model import load
 
@@ -38,7 +39,8 @@ def compare(
 
 
 def repro(
-    file: Annotated[Path, typer.Argument(help="A bundle that a suite saved.", exists=True)],
+    file: Annotated[Path, typer.Argument(help="A bundle that a suite saved.", exists=True, dir_okay=False)],
+    plant: Plant = None,
 ) -> None:
     """Replay a failing request. Exit code 1 while it still differs from the reference (or from itself).
 
@@ -47,6 +49,17 @@ def repro(
     from flashrec_harness import repro as bundles
 
     bundle = bundles.load_bundle(file)
+    absent = [name for name in bundle.planted if name not in (plant or ())]
+    if absent:
+        flags = " ".join(f"--plant {name}" for name in absent)
+        _console.print(f"found with faults planted on purpose, replayed without: {flags} plants them", markup=False)
+    with planted():
+        _replay(bundle)
+
+
+def _replay(bundle: Bundle) -> NoReturn:
+    from flashrec_harness import repro as bundles
+
     if bundle.wave is not None:
         _replay_wave(bundle, bundle.wave)
     again = bundles.replay(bundle)

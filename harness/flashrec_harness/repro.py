@@ -6,13 +6,14 @@ import itertools
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from flashrec import Beam, Engine, EngineConfig, Request, Result, ScoreSpace
 from flashrec.errors import FlashRecError
 from flashrec_harness.environment import content_digest, model_digest
+from flashrec_harness.planting import planted_names
 
 SCHEMA = 1
 SCORE_TOLERANCE = 1e-4
@@ -44,6 +45,7 @@ class Bundle:
     A beam is ``{"token_ids", "score_bits"}``, the latter the float32 score's bytes in hex; one of a reference
     may have ``score``, a number, instead. ``ledger`` holds
     the step digests of the wave; ``reason`` says what was wrong. Without a ``wave`` the request is run alone.
+    ``planted`` are the faults that the engine carried on purpose.
     """
 
     suite: str
@@ -55,6 +57,7 @@ class Bundle:
     expected: Sequence[Mapping[str, Any]] = ()
     ledger: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     wave: Wave | None = None
+    planted: Sequence[str] = ()
 
 
 def beam_record(beam: Beam) -> dict[str, Any]:
@@ -93,6 +96,7 @@ def save_bundle(
         expected,
         ledger,
         wave,
+        planted_names(),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     body = {"schema": SCHEMA, **asdict(bundle)}
@@ -104,12 +108,29 @@ def load_bundle(path: Path) -> Bundle:
     """Read a bundle. Raises :class:`BundleError` if it is not one."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
-        if body.pop("schema") != SCHEMA:
-            raise BundleError(f"{path}: not a bundle of schema {SCHEMA}")
-        wave = body.pop("wave", None)
-        return Bundle(**body, wave=None if wave is None else Wave(**wave))
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise BundleError(f"{path}: not a repro bundle ({type(error).__name__}: {error})") from None
+    except ValueError as error:
+        raise BundleError(f"{path}: not a repro bundle: no JSON ({error})") from None
+    if not isinstance(body, dict) or body.pop("schema", None) != SCHEMA:
+        raise BundleError(
+            f"{path}: not a repro bundle of schema {SCHEMA}, which suites save as *.json in their reports"
+        )
+    wave = body.pop("wave", None)
+    _check_fields(path, "it", Bundle, body)
+    if wave is not None:
+        _check_fields(path, "its wave", Wave, wave)
+    return Bundle(**body, wave=None if wave is None else Wave(**wave))
+
+
+_OPTIONAL = {"expected", "ledger", "wave", "planted"}
+
+
+def _check_fields(path: Path, of: str, kind: type, body: Any) -> None:
+    names = {one.name for one in fields(kind)}
+    given = set(body) if isinstance(body, dict) else set()
+    wrong = [f"lacks {name}" for name in sorted(names - given - _OPTIONAL)]
+    wrong += [f"has an unknown {name}" for name in sorted(given - names)]
+    if wrong:
+        raise BundleError(f"{path}: a damaged repro bundle: {of} {', '.join(wrong)}")
 
 
 def request_of(fields: Mapping[str, Any]) -> Request:
@@ -153,7 +174,9 @@ def ranks(wanted: Sequence[Mapping[str, Any]], again: Sequence[Mapping[str, Any]
         {
             "rank": rank,
             "wanted": want and list(want["token_ids"]),
+            "score wanted": want and want.get("score_bits", want.get("score")),
             "now": got and list(got["token_ids"]),
+            "score now": got and got["score_bits"],
             "same": _same(want, got),
         }
         for rank, (want, got) in enumerate(itertools.zip_longest(wanted, again), start=1)

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from random_shop import MakeTask
@@ -17,11 +18,12 @@ from flashrec_harness.determinism.judge import Evidence, drifting
 from flashrec_harness.determinism.replay import replay
 from flashrec_harness.determinism.worker import perform
 from flashrec_harness.outcome import ExitCode, SuiteContext
+from flashrec_harness.planting import PLANT_VARIABLE
 from flashrec_harness.repro import BundleError, load_bundle
 
 
-def repro(path: Path) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["repro", str(path)])
+def repro(path: Path, *flags: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["repro", str(path), *flags], env={PLANT_VARIABLE: ""})
     return done.exit_code, " ".join(done.output.split())
 
 
@@ -48,6 +50,33 @@ def test_a_wave_is_red_with_its_fault_and_green_without(
     code, said = repro(path)
     assert code == ExitCode.OK, said
     assert f"determinism --only '{axis}'" in said
+
+
+def test_a_bundle_found_with_a_planted_fault_says_how_to_replay_it(
+    faults: ModuleType, context: SuiteContext, make_task: MakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``determinism --plant`` leaves it: the clean engine is green, the planted one red, and the bits are shown."""
+    fault, task = "split-count-from-batch", make_task("mixed")
+    with monkeypatch.context() as planting, faults.plant(fault):
+        planting.setenv(PLANT_VARIABLE, fault)
+        evidence = Evidence([perform(task)])
+        path = suite._keep_bundle(context, task, evidence, next(iter(drifting(evidence))))
+    code, said = repro(path)
+    assert code == ExitCode.OK, said
+    assert f"replayed without: --plant {fault} plants them" in said
+    code, said = repro(path, "--plant", fault)
+    assert code == ExitCode.FAILED, said
+    assert "replayed without" not in said
+    (different, *_) = [row for row in replay_planted(faults, fault, path) if not row["same"]]
+    assert different["score wanted"] != different["score now"]
+
+
+def replay_planted(faults: ModuleType, fault: str, path: Path) -> list[dict[str, Any]]:
+    bundle = load_bundle(path)
+    assert bundle.wave is not None
+    assert list(bundle.planted) == [fault]
+    with faults.plant(fault):
+        return replay(bundle, bundle.wave)
 
 
 def test_the_bundle_holds_the_wave_in_order(faults: ModuleType, context: SuiteContext, make_task: MakeTask) -> None:

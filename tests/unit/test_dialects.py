@@ -195,5 +195,11 @@ def test_the_command_ends_as_a_mistake_of_use(tmp_path: Path) -> None:
     assert left.value.code == 2
 
 
-def test_a_server_that_is_gone_is_the_suites_verdict() -> None:
-    require("parity", "http://127.0.0.1:1")
+@pytest.mark.parametrize("suite", ["parity", "eval", "determinism", "perf", "trace", "soak", "overload"])
+def test_an_address_where_nobody_answers_is_a_mistake_of_use(
+    suite: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([suite, "--url", "http://127.0.0.1:1", "--reports-dir", str(tmp_path)])
+    assert left.value.code == 2
+    assert "error: --url http://127.0.0.1:1: no server answers there" in capsys.readouterr().err

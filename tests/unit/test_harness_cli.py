@@ -91,6 +91,9 @@ def test_a_users_error_is_one_line_and_exit_code_2(
         ["trace", "nowhere.json.gz"],
         ["show", "nowhere"],
         ["repro", "nowhere.json"],
+        ["repro", "."],
+        ["show", "tests"],
+        ["perf", "--update-baseline"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,9 +55,29 @@ def test_a_changed_checkpoint_is_refused(bundle_path: Path) -> None:
         repro.replay(repro.load_bundle(bundle_path))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"schema": 9}', '{"schema": 1, "suite": "x"}'])
-def test_what_is_not_a_bundle_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not a repro bundle: no JSON"),
+        ("[]", "not a repro bundle of schema 1"),
+        ("{}", "not a repro bundle of schema 1"),
+        ('{"schema": 9}', "not a repro bundle of schema 1"),
+        ('{"schema": 1, "suite": "x", "run_id": 3}', "lacks digests, .*, lacks request, has an unknown run_id"),
+    ],
+)
+def test_what_is_not_a_bundle_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "b.json"
     path.write_text(text)
-    with pytest.raises(repro.BundleError, match="not a"):
+    with pytest.raises(repro.BundleError, match=message):
         repro.load_bundle(path)
+
+
+def test_a_bundle_that_lost_a_field_is_damaged(bundle_path: Path) -> None:
+    body = json.loads(bundle_path.read_text())
+    bundle_path.write_text(json.dumps(body | {"wave": {"axis": "mixed", "requests": []}}))
+    with pytest.raises(repro.BundleError, match="damaged repro bundle: its wave lacks at, lacks overrides"):
+        repro.load_bundle(bundle_path)
+    del body["engine"]
+    bundle_path.write_text(json.dumps(body))
+    with pytest.raises(repro.BundleError, match="damaged repro bundle: it lacks engine"):
+        repro.load_bundle(bundle_path)

@@ -32,6 +32,7 @@ def load_scheduler(engine_config: EngineConfig) -> Scheduler:
     from flashrec.runtime.engine import Engine
     from flashrec.runtime.scheduler import Scheduler
 
+    logger.info("loading %s on %s", engine_config.model_path, engine_config.torch_device)
     scheduler = Scheduler(Engine(engine_config))
     scheduler.start()
     return scheduler
@@ -86,7 +87,7 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"port: cannot listen on {host}:{port}: {error.strerror}") from None
+        raise ConfigError(f"port: cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
     return listener
 
 

@@ -153,15 +153,15 @@ class EngineSubject:
 class HttpSubject:
     """A server that is already running: ours, SGLang, or one with OpenAI's completions.
 
-    ``sid_tokens`` is the length of a semantic ID: what a server is asked for that has no catalog to end at. Of a
-    yardstick ``requests`` says how many a round has.
+    ``sid_tokens`` is the length of a semantic ID, which every server is asked for: one with a catalog ends there
+    anyway, one without would go on. Of a yardstick ``requests`` says how many a round has.
     """
 
     def __init__(self, url: str, sid_tokens: int | None = None, *, requests: int | None = None) -> None:
         self._url = url
         self._requests = requests
         self._dialect = dialect_of(url)
-        self._sid_tokens = None if self._dialect.has_catalog else sid_tokens
+        self._sid_tokens = sid_tokens
         self._target: HttpTarget | None = None
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from flashrec.errors import ConfigError
 from flashrec_harness.environment import Commit, Environment
 from flashrec_harness.outcome import Band, Check, Grid, Outcome, Plot, Series, count, headline, worst
 
@@ -130,7 +131,10 @@ def _plot(entry: dict[str, Any]) -> Plot:
 def load(path: Path) -> RunReport:
     """Read a run from its directory, its ``results.json``, or any file beside that.
 
-    Raises ``FileNotFoundError`` where there is no ``results.json``.
+    Raises :class:`ConfigError` where there is none.
     """
     directory = path if path.is_dir() else path.parent
-    return from_json((directory / "results.json").read_bytes())
+    file = directory / "results.json"
+    if not path.exists() or not file.is_file():
+        raise ConfigError(f"{path}: no report: name a run's directory, such as reports/latest, which holds {file.name}")
+    return from_json(file.read_bytes())
