@@ -195,3 +195,28 @@ def test_the_client_as_a_user_holds_it(shop: Running) -> None:
         assert refused.value.param == "top_p"
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="gpt-9", prompt="x")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        ("/generate", {"txt": "x"}, "txt", "txt: unknown field; did you mean 'text'?"),
+        (
+            "/generate",
+            {"text": "x", "sampling_params": {"beam_widht": 4}},
+            "sampling_params.beam_widht",
+            "sampling_params.beam_widht: unknown field; did you mean 'beam_width'?",
+        ),
+        ("/v1/chat/completions", CHAT | {"max_token": 4}, "max_token", "max_token: unknown field; did you mean"),
+        ("/v1/recommend", {"history": ["kiwi"], "zzz": 1}, "zzz", "zzz: unknown field"),
+    ],
+)
+def test_a_misspelt_field_is_told_what_it_may_be(
+    shop: Running, path: str, body: dict[str, Any], param: str, message: str
+) -> None:
+    answer = shop.post(path, body)
+    assert answer.status_code == 400
+    error = error_of(answer)
+    assert error["param"] == param
+    assert error["message"].startswith(message)
+    assert ("did you mean" in error["message"]) is ("did you mean" in message)

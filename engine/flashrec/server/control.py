@@ -29,4 +29,4 @@ async def control_body(context: Context, http: HttpRequest, model: type[B]) -> B
     try:
         return model.model_validate_json(raw or b"{}")
     except ValidationError as error:
-        raise from_validation(error) from None
+        raise from_validation(error, model) from None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from flashrec.errors import (
@@ -90,7 +92,7 @@ def renamed(field: str, names: Mapping[str, str]) -> str:
     return names.get(head, head) + bracket + rest
 
 
-def from_validation(error: ValidationError) -> ApiError:
+def from_validation(error: ValidationError, model: type[BaseModel]) -> ApiError:
     """The first problem of a body, at a place as a client writes it: ``sampling_params.n``, ``prompt[2]``."""
     problems = error.errors(include_url=False, include_input=False)
     problem = problems[0]
@@ -103,6 +105,20 @@ def from_validation(error: ValidationError) -> ApiError:
         elif part not in UNION_TAGS:
             path += f".{part}" if path else part
     path = path[:200] or "body"
-    message = "unknown field" if problem["type"] == "extra_forbidden" else problem["msg"]
+    message = problem["msg"] if problem["type"] != "extra_forbidden" else f"unknown field{_meant(path, model)}"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return ApiError(400, "invalid_value", f"{path}: {message}{more}", path)
+
+
+def _meant(path: str, model: type[BaseModel]) -> str:
+    """The field that an unknown one is a misspelling of, if one is close."""
+    close = difflib.get_close_matches(path.rpartition(".")[2], _fields(model), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+@functools.cache
+def _fields(model: type[BaseModel]) -> tuple[str, ...]:
+    """The names of all fields of a body, at every depth."""
+    schema = model.model_json_schema()
+    parts = (schema, *schema.get("$defs", {}).values())
+    return tuple(dict.fromkeys(name for part in parts for name in part.get("properties", {})))

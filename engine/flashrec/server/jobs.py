@@ -98,7 +98,7 @@ def _parse(context: Context, model: type[B], prepare: Callable[[B], Job], body: 
         try:
             return prepare(model.model_validate_json(body))
         except ValidationError as error:
-            raise from_validation(error) from None
+            raise from_validation(error, model) from None
 
 
 def _respond(context: Context, job: Job, results: Sequence[Result]) -> Response:
