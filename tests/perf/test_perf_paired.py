@@ -29,8 +29,10 @@ OLD, NEW = Revision("a" * 40, "old"), Revision("b" * 40, "new")
 class Machine:
     """Runs both sides; it slows down by ``drift`` per process, as a warming machine does."""
 
-    def __init__(self, seed: int, slowdown: float, *, drift: float = 0.002, noise: float = 0.007) -> None:
-        self.engine = SimulatedEngine(seed=seed, session_sd=0.0, process_sd=noise)
+    def __init__(
+        self, seed: int, slowdown: float, *, drift: float = 0.002, noise: float = 0.007, round_noise: float = 0.01
+    ) -> None:
+        self.engine = SimulatedEngine(seed=seed, session_sd=0.0, process_sd=noise, round_sd=round_noise)
         self.slowdown, self.drift = slowdown, drift
         self.order = ""
 
@@ -63,7 +65,7 @@ def test_three_percent_slower_fails() -> None:
 
 
 def test_a_noisier_machine_gets_more_pairs() -> None:
-    quiet, noisy = Machine(3, 1.0, noise=0.001), Machine(3, 1.0, noise=0.012)
+    quiet, noisy = Machine(3, 1.0, noise=0.001, round_noise=0.001), Machine(3, 1.0, noise=0.012)
     assert paired.measure_pairs(quiet, PLAN).planned == 5
     pairs = paired.measure_pairs(noisy, PLAN)
     assert 5 < pairs.planned <= 20
@@ -121,6 +123,20 @@ def process(throughput: float, p50_ms: float, p99_ms: float) -> ProcessResult:
     medians = {"throughput": throughput, "p50_ms": p50_ms, "p99_ms": p99_ms}
     rounds = Drawn(throughput=[throughput] * PLAN.rounds, drawn=medians)
     return ProcessResult({CELL: rounds}, {}, 1.0, False, 1.0, None, {}, 1)
+
+
+def test_the_noisiest_metric_decides_how_many_pairs_are_run() -> None:
+    """Throughput and p50 are steady; p99 scatters by 2 %, which takes more than five pairs."""
+    draw = np.random.default_rng(0)
+
+    def run(side: paired.Side, number: int) -> ProcessResult:
+        return process(100.0 + 0.01 * number, 10.0, 30.0 * float(np.exp(draw.normal(0, 0.014))))
+
+    pairs = paired.measure_pairs(run, PLAN)
+    assert pairs.widest == (CELL, "p99_ms")
+    assert pairs.planned > 5
+    valid, _ = against.judge(pairs, OLD, NEW, [])
+    assert f"the noisiest: {CELL} p99_ms" in valid.summary
 
 
 def pair(effect: float, rng: np.random.Generator, pair_sd: float) -> tuple[ProcessResult, ProcessResult]:

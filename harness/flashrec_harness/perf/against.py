@@ -108,7 +108,8 @@ def _validity(pairs: Pairs, old: Revision, new: Revision, foreign: list[str]) ->
         "paired measurement is valid",
         Outcome.INVALID if broken else Outcome.PASS,
         f"{count} ABBA pairs of fresh processes of {old.label} and {new.label}{most}: the number follows from a "
-        f"throughput spread of {stats.percent(pairs.spread):.2f} % in the first {stats.MIN_PAIRS}; "
+        f"spread of {stats.percent(pairs.spread):.2f} % in the first {stats.MIN_PAIRS} (the noisiest: "
+        f"{' '.join(pairs.widest)}); "
         f"{len(broken)} rule(s) broken",
         reason="; ".join(broken),
         data={"pairs": count, "pair_spread": pairs.spread, "old": old.sha, "new": new.sha},

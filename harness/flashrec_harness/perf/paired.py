@@ -24,7 +24,8 @@ class Pairs:
     """Every process of both sides, in pairs: ``a[i]`` ran next to ``b[i]``.
 
     ``planned`` pairs are enough for the spread seen in the first five, or the most that are ever run;
-    ``spread`` is the standard deviation of the throughput's log-ratio that this was planned with.
+    ``spread`` is the standard deviation of the log-ratio that this was planned with: the largest of any gated metric,
+    of ``widest``.
     """
 
     workload: Workload
@@ -32,6 +33,7 @@ class Pairs:
     b: list[ProcessResult] = field(default_factory=list)
     planned: int = stats.MIN_PAIRS
     spread: float = 0.0
+    widest: Key = ("", "")
 
     @property
     def keys(self) -> list[Key]:
@@ -55,7 +57,7 @@ class Pairs:
 
 
 def measure_pairs(run: RunSide, workload: Workload, *, effect: float = stats.TARGET_EFFECT) -> Pairs:
-    """Five pairs, then as many more as the spread of their throughput asks for, at most twenty.
+    """Five pairs, then as many more as the spread of the noisiest gated metric asks for, at most twenty.
 
     Only the spread decides how many: looking at the means and stopping when they please would inflate
     false alarms.
@@ -74,7 +76,6 @@ def measure_pairs(run: RunSide, workload: Workload, *, effect: float = stats.TAR
 
 
 def _plan(pairs: Pairs, effect: float) -> None:
-    seen = max(pairs.interval((cell.name, "throughput")).pair_sd for cell in pairs.workload.cells)
-    pairs.spread = seen
-    bound = stats.spread_bound(seen, stats.MIN_PAIRS)
+    pairs.spread, pairs.widest = max((pairs.interval(key).pair_sd, key) for key in pairs.keys)
+    bound = stats.spread_bound(pairs.spread, stats.MIN_PAIRS)
     pairs.planned = stats.pairs_needed(bound, effect, comparisons=len(pairs.keys)) or stats.MAX_PAIRS
