@@ -66,6 +66,10 @@ class EngineConfig(BaseModel):
     kv_pool_bytes: int = Field(1 << 30, ge=1 << 16, description="budget of the context KV pool on a CPU")
     disable_radix_cache: bool = Field(False, description="do not keep prompt prefixes between waves")
     disable_cuda_graph: bool = Field(False, description="launch decode steps one by one (for debugging)")
+    capture_filters: bool = Field(
+        False,
+        description="capture the graphs of waves with exclude and allow lists at start too, not at their first use",
+    )
     enable_fused_rms_fp8: bool = Field(True, description="fuse RMSNorm with the FP8 quantisation of its output")
     enable_fused_silu_fp8: bool = Field(True, description="fuse SiLU x up with the FP8 quantisation of its output")
     enable_fused_qk_rope_kv: bool = Field(True, description="fuse QK-norm, RoPE and the KV store")

@@ -235,6 +235,15 @@ def test_a_new_revision_gets_the_graphs_that_the_old_one_had(engine: Engine, gra
     assert captured(graphs, 3) == captured(graphs, 5) == usual | {extra}
 
 
+def test_filtered_programs_of_every_bucket_can_be_captured_ahead(
+    engine: Engine, graphs: DecodeStage, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "config", graphs.config.model_copy(update={"capture_filters": True}))
+    engine.load_catalog("default", shop / "2.json")
+    rows = [bucket.rows for bucket in graphs.buckets]
+    assert captured(graphs, 2) == {(size, ScoreSpace.SID, filtered) for size in rows for filtered in (False, True)}
+
+
 def test_a_refused_catalog_gives_its_memory_back_at_once(
     scheduler: Scheduler, engine: Engine, graphs: DecodeStage, shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

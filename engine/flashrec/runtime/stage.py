@@ -112,7 +112,8 @@ class DecodeStage:
         return self._graph(key, buffers, filtered=filters is not None).replay()
 
     def missing(self, key: WaveKey, *, like: int | None = None) -> list[GraphKey]:
-        """The programs to :meth:`capture` before waves of ``key`` come: of every bucket, and one with filters.
+        """The programs to :meth:`capture` before waves of ``key`` come: of every bucket, and one with filters, or all
+        with ``capture_filters``.
 
         Further ones, of other score spaces for instance, are captured when first used; those that waves of the
         catalog revision ``like`` have used are wanted too. Largest first, so that they share memory.
@@ -120,7 +121,8 @@ class DecodeStage:
         if not self.uses_graphs:
             return []
         wanted = {GraphKey(bucket.rows, key, False) for bucket in self.buckets}
-        wanted.add(GraphKey(self.buckets[0].rows, key, True))
+        filtered = self.buckets if self.config.capture_filters else self.buckets[:1]
+        wanted |= {GraphKey(bucket.rows, key, True) for bucket in filtered}
         for place in self._graphs:
             if place.wave.revision == like:
                 wanted.add(replace(place, wave=replace(place.wave, revision=key.revision)))
