@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -172,6 +174,33 @@ def test_equal_outputs_have_equal_ledgers(engine: Engine, space: ScoreSpace) -> 
     ]
     assert {"kv", "logits", "scores"} <= set(differing)
     assert "seq_lens" not in differing
+
+
+@pytest.mark.parametrize("semantics", ["transformers", "sglang"])
+def test_searches_without_a_catalog_have_ledgers_too(engine: Engine, semantics: Any) -> None:
+    """The same content in other rows and on other pages; another prompt of that length; another length penalty, which
+    no step sees; a stop token, which the first selection that meets it does."""
+    free: dict[str, Any] = {"constrained": False, "max_tokens": 4, "semantics": semantics, "ignore_eos": True}
+    one = Request(input_ids=PROBE.input_ids, n=7, rid="probe", **free)
+    engine.flush_cache()
+    (alone,) = engine.generate([one])
+    ledger = engine.ledgers["probe"]
+    assert [step.step for step in ledger] == [0, 1, 2, 3]
+    mates = [ask(9, seed=seed, n=5, **free) for seed in range(4)]
+    for wave in ([*mates, one], [mates[0], one, *mates[1:]]):
+        engine.generate(wave)
+        assert engine.ledgers["probe"] == ledger
+    engine.generate([replace(one, length_penalty=0.5)])
+    assert engine.ledgers["probe"] == ledger
+    engine.generate([replace(one, input_ids=prompt(21, seed=77))])
+    other = engine.ledgers["probe"][0].digests
+    assert {name for name in other if other[name] == ledger[0].digests[name]} <= {"seq_lens", "positions", "parents"}
+    stop = alone.beams[0].token_ids[1]
+    engine.generate([replace(one, ignore_eos=semantics == "transformers", stop_token_ids=(stop,))])
+    first, second = (step.digests for step in engine.ledgers["probe"][:2])
+    assert first == ledger[0].digests
+    assert second["logits"] == ledger[1].digests["logits"]
+    assert second["tokens"] != ledger[1].digests["tokens"]
 
 
 def test_a_page_overwritten_behind_the_caches_back_shows_in_the_ledger(engine: Engine) -> None:

@@ -23,7 +23,6 @@ from flashrec.runtime.buffers import DecodeBuffers, WaveLayout
 from flashrec.runtime.catalogs import Catalogs, Place
 from flashrec.runtime.counters import Counters
 from flashrec.runtime.flight import Flight, Mark, Outcome, mark
-from flashrec.runtime.free import FreeProgram
 from flashrec.runtime.graph import capture_cost
 from flashrec.runtime.invariance import prove_invariance
 from flashrec.runtime.ledger import StepDigest
@@ -260,12 +259,11 @@ class Engine:
     def _decode(
         self, members: list[Member], key: WaveKey, buffers: DecodeBuffers, layout: WaveLayout, prefilled: Mark
     ) -> Flight:
-        if not key.constrained:
-            self.stage.eager_waves += 1
-            banks = FreeProgram(self.stage.decoder).run(buffers, layout, members)
-            return Flight(members, layout, None, banks, None, mark(self.parts.device), prefilled)
-        packed = self.stage.run(members, key, buffers, layout)
         ledger = self.stage.ledger(buffers, key)
+        if not key.constrained:
+            banks = self.stage.run_free(members, buffers, layout, ledger)
+            return Flight(members, layout, None, banks, ledger, mark(self.parts.device), prefilled)
+        packed = self.stage.run(members, key, buffers, layout)
         if packed.device.type == "cuda":
             packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True).copy_(packed, non_blocking=True)
         return Flight(members, layout, packed, [], ledger, mark(self.parts.device), prefilled)

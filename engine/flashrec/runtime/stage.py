@@ -13,6 +13,7 @@ from flashrec.config import EngineConfig
 from flashrec.request import ScoreSpace
 from flashrec.runtime.buffers import Bucket, DecodeBuffers, WaveLayout, bucket_of, row_buckets
 from flashrec.runtime.decode import CatalogProgram, Decoder
+from flashrec.runtime.free import FreeProgram
 from flashrec.runtime.graph import CapturedProgram
 from flashrec.runtime.ledger import Ledger, SlotPositions, write_tags
 from flashrec.runtime.loading import Loaded
@@ -20,6 +21,7 @@ from flashrec.runtime.member import Member, WaveKey
 from flashrec.runtime.results import pack_frontier
 from flashrec.search.expand import Sampling
 from flashrec.search.filters import FilterBuffers, FilterSet
+from flashrec.search.free import Bank
 from flashrec.search.levels import HeadLevel, build_levels, head_levels
 
 
@@ -88,8 +90,8 @@ class DecodeStage:
         return self._buffers[place]
 
     def ledger(self, buffers: DecodeBuffers, key: WaveKey) -> Ledger | None:
-        """Where a catalog wave on these buffers records its digests, if it does."""
-        if self.positions is None or not key.constrained:
+        """Where a wave on these buffers records its digests, if it does."""
+        if self.positions is None:
             return None
         place = (buffers.rows, key.steps)
         if place not in self._ledgers:
@@ -110,6 +112,15 @@ class DecodeStage:
             return self._eager(key, buffers, layout, filters, None)
         self.graph_replays += 1
         return self._graph(key, buffers, filtered=filters is not None).replay()
+
+    def run_free(
+        self, members: Sequence[Member], buffers: DecodeBuffers, layout: WaveLayout, ledger: Ledger | None
+    ) -> list[Bank]:
+        """Search a loaded, prefilled wave without a catalog; returns each request's finished hypotheses."""
+        self.eager_waves += 1
+        if ledger is not None:
+            write_tags(self._tags, list(members), self.parts.pool)
+        return FreeProgram(self.decoder).run(buffers, layout, members, ledger)
 
     def missing(self, key: WaveKey, *, like: int | None = None) -> list[GraphKey]:
         """The programs to :meth:`capture` before waves of ``key`` come: of every bucket, and one with filters, or all
