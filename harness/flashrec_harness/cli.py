@@ -108,6 +108,9 @@ def accept(
     sid: opt.Sid = None,
     sequences: opt.Sequences = None,
     quick: opt.Quick = False,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", help="Leave a suite out, which is then not run. Repeatable.")
+    ] = None,
     require_gpu: opt.RequireGpu = False,
     seed: opt.Seed = 0,
     strict: opt.Strict = False,
@@ -118,12 +121,15 @@ def accept(
     """Run the acceptance list for one checkpoint; without arguments, for the bundled one."""
     from flashrec_harness import acceptance
 
+    unknown = [name for name in without or () if name not in acceptance.ORDER]
+    if unknown:
+        raise ConfigError(f"--without {unknown[0]}: name one of {', '.join(acceptance.ORDER)}")
     context = _context(model_path, sid_vocab_file, sid, sequences, None, quick, require_gpu, seed)
     with device_lock():
         session = Session.start(
             context, title="accept", command=_command_line(), root=reports_dir, budget_minutes=budget
         )
-        suites, lines = acceptance.run(session, announce=_console.print)
+        suites, lines = acceptance.run(session, without=without or (), announce=_console.print)
     _conclude(session, suites, lines, strict=strict)
 
 

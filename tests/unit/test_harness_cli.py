@@ -133,3 +133,15 @@ def test_accept_writes_its_lines_and_every_suite(
     assert set(report.suites) == {"unit", "kernel", "parity", "determinism", "eval", "trace", "perf"}
     env = json.loads((tmp_path / "latest" / "perf" / "env.json").read_text())
     assert env["hard"]["model"]
+
+    without = ["--without", "unit", "--without", "trace"]
+    assert call("accept", "--quick", "--model-path", checkpoint, "--reports-dir", tmp_path, *without) == 0
+    report = model.load(tmp_path / "latest")
+    assert [line.outcome for line in report.lines] == [
+        Outcome.NOT_RUN,
+        *[Outcome.PASS] * 2,
+        *[Outcome.NOT_RUN] * 2,
+        *[Outcome.PASS] * 2,
+    ]
+    assert report.lines[0].reason.endswith("left out: --without unit")
+    assert call("accept", "--without", "tarce", "--reports-dir", tmp_path) == 2
