@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from flashrec.errors import ConfigError, FlashRecError
-from flashrec_harness import bisect_command, reading_commands, serving_commands, trend_command
+from flashrec_harness import bisect_command, reading_commands, serving_commands, trace_command, trend_command
 from flashrec_harness import options as opt
 from flashrec_harness.baseline_commands import app as baseline_app
 from flashrec_harness.catalogs import command as catalogs_command
@@ -223,51 +223,6 @@ def perf(
     )
 
 
-@app.command()
-def trace(
-    file: Annotated[
-        Path | None, typer.Argument(help="A Chrome trace (.json or .json.gz) to read.", exists=True)
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Where the picture goes. Default: beside the trace.")
-    ] = None,
-    fp8_gemms: Annotated[
-        int | None, typer.Option("--fp8-gemms", help="FP8 products that each forward pass in FILE should show.")
-    ] = None,
-    search_share: Annotated[
-        float | None,
-        typer.Option(
-            "--search-share", min=0, max=1, help="Most that head, expansion and trie in FILE may take of decode."
-        ),
-    ] = None,
-    trim: Annotated[
-        Path | None, typer.Option("--trim", help="Write a small copy of FILE: a few waves, at most 300 KB.")
-    ] = None,
-    waves: Annotated[int, typer.Option("--waves", min=1, help="With --trim: waves to keep, after the first.")] = 2,
-    model_path: opt.ModelPath = None,
-    sid_vocab_file: opt.SidVocabFile = None,
-    sid: opt.Sid = None,
-    sequences: opt.Sequences = None,
-    url: opt.Url = None,
-    quick: opt.Quick = False,
-    require_gpu: opt.RequireGpu = False,
-    seed: opt.Seed = 0,
-    strict: opt.Strict = False,
-    budget: opt.Budget = None,
-    reports_dir: opt.ReportsDir = _REPORTS,
-    plant: Plant = None,
-) -> None:
-    """Take a trace of the engine and judge it; or, with FILE, show that trace."""
-    if file is not None:
-        from flashrec_harness.tracing import picture
-        from flashrec_harness.tracing.trim import trim as trimmed
-
-        shown = file if trim is None else trimmed(file, trim, waves)
-        raise typer.Exit(picture.show_file(shown, html, _console, fp8_gemms=fp8_gemms, search_share=search_share))
-    context = _context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed)
-    _one_suite("trace", context, reports_dir, strict=strict, budget=budget)
-
-
 app.add_typer(baseline_app, name="baseline")
 app.add_typer(golden_app, name="golden")
 for _command in (reading_commands.show, reading_commands.compare, reading_commands.repro):
@@ -276,6 +231,7 @@ app.command("make-checkpoint")(make_checkpoint)
 serving_commands.add_to(app, _context, _one_suite)
 evaluation_command.add_to(app, _context, _one_suite)
 catalogs_command.add_to(app, _context, _one_suite)
+trace_command.add_to(app, _context, _one_suite)
 app.command("trend")(trend_command.command)
 app.command("bisect", context_settings=bisect_command.CONTEXT)(bisect_command.command)
 app.command("faults")(faults_command)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+from flashrec.kernels.ops import UNUSED
 from flashrec_harness.load import HttpTarget, closed_loop
 from flashrec_harness.material import Prompt, load_material
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
@@ -20,32 +23,52 @@ from flashrec_harness.tracing.picture import write_picture
 from flashrec_harness.tracing.reader import TraceError, wait_until_complete
 
 FLUSH_TIMEOUT_S = 180.0
-_CONCURRENCY = 4
-_WIDTH = 8
+_ROUNDS = 6
+"""Requests of each client at least."""
 _FUSED_PROJECTIONS = 4
 """FP8 GEMMs of a layer (SPEC M4): QKV, attention output, gate/up, down."""
 
 
-def run(context: SuiteContext) -> list[Check]:
+@dataclass(frozen=True, slots=True)
+class TraceLoad:
+    """What goes through the server meanwhile: ``concurrency`` clients that ask for ``beam`` beams each, of histories
+    or, with ``context``, of so many random tokens. ``busy`` is the least share of the time that the device must work.
+    """
+
+    concurrency: int = 4
+    beam: int = 8
+    context: int | None = None
+    busy: float | None = None
+
+
+def run(context: SuiteContext, load: TraceLoad | None = None) -> list[Check]:
     """Start a server (or use ``context.url``), record a short closed loop, judge the trace.
 
     The trace and its picture stay in ``context.out_dir``.
     """
-    requests = 24 if context.quick else 64
-    prompts = load_material(context).history_prompts(requests)
+    load = load or TraceLoad()
+    requests = max(24 if context.quick else 64, _ROUNDS * load.concurrency)
+    material = load_material(context)
+    if load.context is None:
+        prompts = material.history_prompts(requests)
+    else:
+        prompts = material.random_prompts(requests, load.context, context.seed)
     with _server(context) as url:
+        gemms = fp8_gemms(context.model_path, url)
         try:
-            trace = record(url, prompts, context.out_dir / "profiles", num_requests=requests)
+            trace = record(url, prompts, context.out_dir / "profiles", num_requests=requests, load=load)
         except (TraceError, httpx.HTTPError) as error:
             return [Check(SUITE, "trace is whole", Outcome.INVALID, "no trace was taken", reason=str(error))]
     if not trace.is_file():
         reason = f"the server wrote {trace} on its own machine; copy it here and run `trace FILE`"
         return [Check(SUITE, "trace is whole", Outcome.NOT_RUN, "nothing was read", reason=reason)]
-    checks = judge_file(trace, Expectation(fp8_gemms_per_forward=fp8_gemms(context.model_path)))
+    checks = judge_file(trace, Expectation(fp8_gemms_per_forward=gemms, busy=load.busy))
     if checks[0].outcome is Outcome.PASS:
         checks[0].data["picture"] = write_picture(trace, context.out_dir / "trace.html").name
+    flags = "" if gemms is None else f" --fp8-gemms {gemms}"
+    flags += "" if load.busy is None else f" --busy {load.busy:g}"
     for check in checks[1:]:
-        check.repeat = f"python -m flashrec_harness trace {display_path(trace)}"
+        check.repeat = f"python -m flashrec_harness trace {display_path(trace)}{flags}"
     return checks
 
 
@@ -69,20 +92,24 @@ def _server(context: SuiteContext) -> Iterator[str]:
         yield server.url
 
 
-def record(url: str, prompts: list[Prompt], directory: Path, *, num_requests: int) -> Path:
+def record(
+    url: str, prompts: list[Prompt], directory: Path, *, num_requests: int, load: TraceLoad | None = None
+) -> Path:
     """Profile a server while ``num_requests`` requests go through it; the path of the complete trace.
 
-    The server is warmed up first, so that the trace shows its steady state. Raises
+    The server is warmed up first, so that the trace shows its steady state. Where it is asked how busy the device is,
+    no Python frames are recorded, which slow the host down most. Raises
     :class:`~flashrec_harness.tracing.reader.TraceError` if no complete file appears, and
     :class:`httpx.HTTPError` if the server refuses.
     """
-    target = HttpTarget(url, prompts, n=_WIDTH, max_new_tokens=None, concurrency=_CONCURRENCY)
+    load = load or TraceLoad()
+    target = HttpTarget(url, prompts, n=load.beam, max_new_tokens=None, concurrency=load.concurrency)
     try:
-        closed_loop(target, 2 * _CONCURRENCY, _CONCURRENCY)
+        closed_loop(target, 2 * load.concurrency, load.concurrency)
         with httpx.Client(base_url=url, timeout=FLUSH_TIMEOUT_S, trust_env=False) as client:
-            options = {"profile_prefix": "harness", "with_stack": True, "record_shapes": False}
+            options = {"profile_prefix": "harness", "with_stack": load.busy is None, "record_shapes": False}
             client.post("/start_profile", json=options).raise_for_status()
-            result = closed_loop(target, num_requests, _CONCURRENCY)
+            result = closed_loop(target, num_requests, load.concurrency)
             stopped = client.post("/stop_profile")
             stopped.raise_for_status()
     finally:
@@ -106,9 +133,16 @@ def _trace_path(stopped: httpx.Response, directory: Path) -> Path:
     return Path(files[-1])
 
 
-def fp8_gemms(model_path: Path) -> int | None:
-    """FP8 GEMMs per forward pass of a quantised checkpoint, ``None`` for one whose config asks for none."""
+def fp8_gemms(model_path: Path, url: str) -> int | None:
+    """FP8 GEMMs per forward pass of a quantised checkpoint, or of one that the server says it quantised on load;
+    ``None`` for another. Raises :class:`httpx.HTTPError` where the server does not answer."""
     config = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    if not config.get("quantization_config"):
+    if not config.get("quantization_config") and not _quantises(url):
         return None
     return _FUSED_PROJECTIONS * int(config["num_hidden_layers"])
+
+
+def _quantises(url: str) -> bool:
+    answer = httpx.get(f"{url}/server_info", timeout=FLUSH_TIMEOUT_S, trust_env=False)
+    info: dict[str, Any] = answer.json() if answer.status_code == httpx.codes.OK else {}
+    return bool(info.get("engine", {}).get("kernels", {}).get("linear_fp8", UNUSED) != UNUSED)

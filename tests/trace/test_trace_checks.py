@@ -90,3 +90,26 @@ def test_a_wave_without_its_finalize_fails(tmp_path: Path) -> None:
     events.remove(next(event for event in events if event["name"] == "flashrec.finalize"))
     checks = {check.name: check for check in judge_file(write(tmp_path, body), FP8)}
     assert "5 prefill spans but 4 finalize spans" in checks["spans"].reason
+
+
+@pytest.mark.parametrize(("wanted", "outcome"), [(-0.001, Outcome.PASS), (0.001, Outcome.FAIL)])
+def test_how_busy_the_device_is_counts_what_lies_between_waves(tmp_path: Path, wanted: float, outcome: Outcome) -> None:
+    """By hand: the kernels' time from the second prefill to the last finalize, which never overlap here, over it."""
+    body = TraceMaker().build()
+    spans = [event for event in body["traceEvents"] if event.get("cat") == "user_annotation"]
+    start = sorted(event["ts"] for event in spans if event["name"] == "flashrec.prefill")[1]
+    end = max(
+        event["ts"] + event["dur"] for event in spans if event["name"] in ("flashrec.decode", "flashrec.finalize")
+    )
+    worked = sum(
+        max(0.0, min(end, event["ts"] + event["dur"]) - max(start, event["ts"]))
+        for event in body["traceEvents"]
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+    )
+    busy = worked / (end - start)
+    assert 0.3 < busy < 1
+    check = judged(tmp_path, TraceMaker(), Expectation(busy=busy + wanted))["device is busy"]
+    assert check.outcome is outcome
+    assert check.data["busy"] == pytest.approx(busy)
+    assert check.rows
+    assert "device is busy" not in judged(tmp_path, TraceMaker(), Expectation())

@@ -123,7 +123,8 @@ def test_a_damaged_copy_is_invalid(name: str, damage: str, tmp_path: Path) -> No
 
 def test_it_is_shown(name: str, tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=160)
-    code = show_file(DATA / name, tmp_path / "trace.html", console, fp8_gemms=FP8_GEMMS)
+    expected = Expectation(server=False, fp8_gemms_per_forward=FP8_GEMMS)
+    code = show_file(DATA / name, tmp_path / "trace.html", console, expected)
     assert code == (1 if TRACES[name].red else 0)
     assert "GPU stream" in (tmp_path / "trace.html").read_text(encoding="utf-8")
 

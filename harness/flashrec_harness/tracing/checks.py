@@ -30,12 +30,14 @@ class Expectation:
 
     ``fp8_gemms_per_forward`` is layers times fused projections of an FP8 checkpoint, ``None`` for another.
     ``server`` expects the server's spans as well as the engine's. ``search_share`` is what head, expansion and trie
-    may take of decode; by default that is not asked. ``warmup_waves`` are left out.
+    may take of decode, ``busy`` the least share of the time between the first and the last wave in which the device
+    works; by default neither is asked. ``warmup_waves`` are left out.
     """
 
     server: bool = True
     fp8_gemms_per_forward: int | None = None
     search_share: float | None = None
+    busy: float | None = None
     warmup_waves: int = 1
 
 
@@ -135,6 +137,7 @@ def _device_checks(trace: RawTrace, expected: Expectation) -> list[Check]:
         ("no stalls in steady state", _no_stalls),
         ("FP8 GEMMs are FP8", _fp8),
         *([(share.NAME, _search_share)] if expected.search_share is not None else []),
+        *([("device is busy", _busy)] if expected.busy is not None else []),
     ]
     if trace.has_device:
         return [judge(trace, expected) for _, judge in checks]
@@ -147,6 +150,29 @@ def _device_checks(trace: RawTrace, expected: Expectation) -> list[Check]:
 def _search_share(trace: RawTrace, expected: Expectation) -> Check:
     assert expected.search_share is not None
     return share.judge_share(trace, expected.search_share, warmup_waves=expected.warmup_waves)
+
+
+def _busy(trace: RawTrace, expected: Expectation) -> Check:
+    """Over the whole of a load, what lies between its waves included."""
+    name, wanted = "device is busy", expected.busy
+    assert wanted is not None
+    found = analysis.waves(trace)[expected.warmup_waves :]
+    if not found:
+        return Check(SUITE, name, Outcome.INVALID, "nothing to judge", reason="no wave after those of the warm-up")
+    start, end = found[0][0], found[-1][1]
+    share_busy = analysis.duty_cycle(trace, [(start, end)])
+    gaps = analysis.largest_gaps(trace, [(start, end)])
+    longest = f"; longest gap {gaps[0].length_us:.0f} us in {gaps[0].holder}" if gaps else ""
+    return Check(
+        SUITE,
+        name,
+        Outcome.PASS if share_busy >= wanted else Outcome.FAIL,
+        f"device busy {share_busy:.1%} of {(end - start) / 1e3:.0f} ms, {len(found)} waves with what lies between them "
+        f"(at least {wanted:.0%}){longest}",
+        reason="" if share_busy >= wanted else f"the device rests {1 - share_busy:.1%} of the time",
+        data={"busy": share_busy},
+        rows=[{"gap us": round(gap.length_us, 1), "held by": gap.holder} for gap in gaps],
+    )
 
 
 def _graph_replay(trace: RawTrace, expected: Expectation) -> Check:

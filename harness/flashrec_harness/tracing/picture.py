@@ -34,15 +34,8 @@ _STYLE = """<style>
 </style>"""
 
 
-def show_file(
-    path: Path, html: Path | None, console: Console, *, fp8_gemms: int | None = None, search_share: float | None = None
-) -> int:
-    """Print a trace's checks and tables, write its picture; returns the exit code.
-
-    ``fp8_gemms`` is how many FP8 products a forward pass should show, ``None`` where it should show none;
-    ``search_share`` what head, expansion and trie may take of decode.
-    """
-    expected = Expectation(server=False, fp8_gemms_per_forward=fp8_gemms, search_share=search_share)
+def show_file(path: Path, html: Path | None, console: Console, expected: Expectation) -> int:
+    """Print a trace's checks and tables, write its picture; returns the exit code."""
     checks = judge_file(path, expected)
     for check in checks:
         console.print(Text(f"{check.outcome:<12}", style="bold"), Text(f"{check.name}: "), end="")
