@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -230,6 +231,9 @@ def test_demo_recommends_and_shows_titles(cli: Cli) -> None:
     assert found.code == 0
     assert "bought, oldest first" in found.out
     assert "best of 5" in found.out
+    assert re.search(r"bought next: \S.* \((number [1-5]|not among them)\)", found.out)
+    target = found.out.split("bought next: ")[1].rpartition(" (")[0]
+    assert (target in found.out.split("bought next: ")[0].split("best of 5")[1]) is ("not among" not in found.out)
 
 
 def test_doctor_says_what_runs_and_why(cli: Cli) -> None:

@@ -38,11 +38,14 @@ def demo(
     for item in history:
         console.print(f"  {items[item]['title']}", highlight=False)
     table = Table("#", "score", "semantic ID", "item", title=f"what comes next, best of {n}")
+    target, place = row["target_item_id"], "not among them"
     for rank, beam in enumerate(result.beams, start=1):
-        titles = [items[item]["title"] for item in beam.items]
-        bought = " [green]<- bought next[/green]" if row["target_item_id"] in beam.items else ""
-        table.add_row(str(rank), f"{beam.score:.3f}", str(beam.sid), "; ".join(titles) + bought)
+        if target in beam.items:
+            place = f"number {rank}"
+        titles = "; ".join(items[item]["title"] for item in beam.items)
+        table.add_row(str(rank), f"{beam.score:.3f}", str(beam.sid), titles)
     console.print(table)
+    console.print(f"bought next: {items[target]['title']} ({place})", highlight=False)
 
 
 def _prompt(engine: Engine, sids: list[str]) -> tuple[int, ...]:
