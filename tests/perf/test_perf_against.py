@@ -105,7 +105,7 @@ def test_a_process_that_imported_another_engine_is_an_error(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("slowdown_ms", [0, 300])
+@pytest.mark.parametrize("slowdown_ms", [0, 800])
 def test_real_engines_in_real_work_trees(
     suite_context: SuiteContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slowdown_ms: int
 ) -> None:

@@ -262,8 +262,9 @@ def test_goodput_does_not_collapse_at_four_times_the_capacity(tmp_path: Path) ->
     found = {check.name: check for check in run(context(tmp_path), SETTINGS)}
     goodput = found.pop("goodput at 4 times the capacity")
     assert min(goodput.data["ratios"]) > 0.5, goodput.summary
-    for check in found.values():
-        assert check.outcome is Outcome.PASS, f"{check.name}: {check.reason}; {check.summary}"
+    for check in found.values():  # clients that other tests keep from sending fast enough make no overload: invalid
+        assert check.outcome in (Outcome.PASS, Outcome.INVALID), f"{check.name}: {check.reason}; {check.summary}"
+    assert found["refusals are quick"].outcome is Outcome.PASS
 
 
 @pytest.mark.slow
