@@ -78,8 +78,13 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All tests: units, and each suite's own tests with its negative controls."""
-    _python(session, "-m", "pytest", *_workers(), *session.posargs)
+    """All tests: units, and each suite's own tests with its negative controls; those that measure time by themselves."""
+    workers = _workers()
+    if session.posargs or not workers:
+        _python(session, "-m", "pytest", *workers, *session.posargs)
+        return
+    _python(session, "-m", "pytest", *workers, "-m", "not alone")
+    _python(session, "-m", "pytest", "-m", "alone")
 
 
 def _workers() -> tuple[str, ...]:

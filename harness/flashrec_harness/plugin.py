@@ -27,6 +27,7 @@ _MARKERS = {
     "trace": "the device did what we think it did",
     "gpu": "needs a GPU: skipped without one, failed without one under --require-gpu",
     "slow": "takes more than about ten seconds",
+    "alone": "measures how fast something is: other tests beside it would be measured too",
 }
 
 

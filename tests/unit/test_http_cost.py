@@ -300,6 +300,7 @@ def outcomes(checks: list[Check]) -> Mapping[str, Outcome]:
     return {check.name: check.outcome for check in checks}
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_server_is_measured_against_the_engine(tmp_path: Path) -> None:
     """Two busy cores decide nothing about speed: all must arrive, with the engine's bits, and be counted."""
@@ -330,11 +331,12 @@ def engine() -> Engine:
     return Engine(config)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_server_that_takes_its_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: each answer holds up the event loop for a tenth of a second, several times what it takes to compute.
 
-    Three rounds beside other tests scatter too much to decide about 0.9 every time; that they are far below shows.
+    Three rounds may scatter too much to decide about 0.9; that they are far below shows.
     """
     respond = jobs._respond
 

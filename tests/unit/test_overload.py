@@ -253,20 +253,21 @@ def test_a_refusal_must_come_long_before_an_answer() -> None:
     assert suite._nothing_else(answers, 503).outcome is Outcome.FAIL
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_goodput_does_not_collapse_at_four_times_the_capacity(tmp_path: Path) -> None:
     """Ratios only: the machine's speed does not matter, and most of what it does to both sides cancels.
 
-    Two rounds beside other tests tell a collapse from the rest, no more; the command's own rounds decide about 0.9.
+    Two rounds tell a collapse from the rest, no more; the command's own rounds decide about 0.9.
     """
     found = {check.name: check for check in run(context(tmp_path), SETTINGS)}
     goodput = found.pop("goodput at 4 times the capacity")
     assert min(goodput.data["ratios"]) > 0.5, goodput.summary
-    for check in found.values():  # clients that other tests keep from sending fast enough make no overload: invalid
-        assert check.outcome in (Outcome.PASS, Outcome.INVALID), f"{check.name}: {check.reason}; {check.summary}"
-    assert found["refusals are quick"].outcome is Outcome.PASS
+    for check in found.values():
+        assert check.outcome is Outcome.PASS, f"{check.name}: {check.reason}; {check.summary}"
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_refusals_that_cost_as_much_as_an_answer_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: each refusal holds up the event loop, as one would that parses the body first."""
