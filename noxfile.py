@@ -78,7 +78,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All tests: units, and each suite's own tests with its negative controls; those that measure time by themselves."""
+    """All tests: units, each suite's own with its negative controls; those that measure time run by themselves."""
     workers = _workers()
     if session.posargs or not workers:
         _python(session, "-m", "pytest", *workers, *session.posargs)
