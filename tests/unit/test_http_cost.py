@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -334,10 +333,7 @@ def engine() -> Engine:
 @pytest.mark.alone
 @pytest.mark.slow
 def test_a_server_that_takes_its_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: each answer holds up the event loop for a tenth of a second, several times what it takes to compute.
-
-    Three rounds may scatter too much to decide about 0.9; that they are far below shows.
-    """
+    """Planted: each answer holds up the event loop for a tenth of a second, several times what it takes to compute."""
     respond = jobs._respond
 
     def slow(*arguments: Any) -> Any:
@@ -353,11 +349,8 @@ def test_a_server_that_takes_its_time_is_found(monkeypatch: pytest.MonkeyPatch) 
         clients.await_start()
         with running(scheduler, ServerConfig(port=0)) as server:
             here: Any = SimpleNamespace(url=f"http://127.0.0.1:{server.port}", process=SimpleNamespace(pid=os.getpid()))
-            found = measure(point, Served(here, clients), inside, loads, pace=20.0, seconds=2.0, rounds=3)
+            found = measure(point, Served(here, clients), inside, loads, pace=20.0, seconds=2.0, rounds=5)
     inside.close()
-    check = judge.throughput(found)
-    over_http, inside_rates = ([half.rate for half in side] for side in (found.http, found.inside))
-    assert check.outcome is not Outcome.PASS, check.summary
-    assert statistics.median(over_http) < 0.7 * statistics.median(inside_rates), check.summary
+    assert judge.throughput(found).outcome is Outcome.FAIL, judge.throughput(found).summary
     assert judge.same_answers([found]).outcome is Outcome.PASS
     assert judge.arrived([found]).outcome is Outcome.PASS

@@ -258,10 +258,11 @@ def test_a_refusal_must_come_long_before_an_answer() -> None:
 def test_goodput_does_not_collapse_at_four_times_the_capacity(tmp_path: Path) -> None:
     """Ratios only: the machine's speed does not matter, and most of what it does to both sides cancels.
 
-    Two rounds tell a collapse from the rest, no more; the command's own rounds decide about 0.9.
+    Two rounds seldom decide about 0.9, but they may not speak against it, and a collapse shows in each of them.
     """
     found = {check.name: check for check in run(context(tmp_path), SETTINGS)}
     goodput = found.pop("goodput at 4 times the capacity")
+    assert goodput.outcome in (Outcome.PASS, Outcome.INCONCLUSIVE), f"{goodput.reason}; {goodput.summary}"
     assert min(goodput.data["ratios"]) > 0.5, goodput.summary
     for check in found.values():
         assert check.outcome is Outcome.PASS, f"{check.name}: {check.reason}; {check.summary}"
