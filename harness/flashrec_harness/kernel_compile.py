@@ -92,13 +92,15 @@ def compile_registered() -> list[Compiled]:
     JITFunction.run = compile_only
     lane = Lane(torch.device("cpu"), torch.bfloat16, compiled=True)
     for spec in REGISTRY.values():
-        _call_on_cases(spec.implementations[TRITON], CASES[spec.name](lane))
+        call_on_cases(spec.implementations[TRITON], CASES[spec.name](lane), _EXAMPLES)
     return list(variants.values())
 
 
-def _call_on_cases(kernel: Kernel, cases: st.SearchStrategy[KernelCase]) -> None:
+def call_on_cases(kernel: Kernel, cases: st.SearchStrategy[KernelCase], count: int) -> None:
+    """Calls ``kernel`` on the first ``count`` cases drawn, and judges nothing."""
+
     @hypothesis.settings(
-        max_examples=_EXAMPLES,
+        max_examples=count,
         derandomize=True,
         deadline=None,
         database=None,

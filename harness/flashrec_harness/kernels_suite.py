@@ -11,7 +11,7 @@ import torch
 from flashrec.errors import ConfigError
 from flashrec.kernels._triton import MODE, TritonMode
 from flashrec.kernels.registry import REGISTRY, Kernel, KernelSpec
-from flashrec_harness import hardware, kernel_compile, kernel_invariance
+from flashrec_harness import hardware, kernel_compile, kernel_invariance, kernel_memcheck
 from flashrec_harness.drawing import VARIABLE, Drawing, drawing, is_nightly, seed_of
 from flashrec_harness.kernel_cases import CASES, EXAMPLES, KernelCase, Lane
 from flashrec_harness.kernel_check import Verdict, check_case
@@ -207,4 +207,6 @@ def run(ctx: SuiteContext) -> list[Check]:
         names = ", ".join(REGISTRY)
         checks.append(Check(SUITE, "bf16 and FP8 numerics, graph replay", Outcome.NOT_RUN, names, reason=reason))
         checks.append(kernel_compile.check())
+    else:
+        checks.append(kernel_memcheck.check())
     return checks

@@ -19,6 +19,7 @@ from flashrec_harness.determinism.records import (
     plain_ledger,
     wave_key,
 )
+from flashrec_harness.determinism.sharing import pool_settings
 from flashrec_harness.determinism.task import Task
 from flashrec_harness.material import Prompt
 
@@ -48,7 +49,13 @@ def engine_config(task: Task, **overrides: Any) -> EngineConfig:
         model_path=Path(task.model_path),
         sid_vocab_file=Path(task.sid_vocab_file) if task.sid_vocab_file else None,
         sid=task.sid,
-        **{"record_ledger": True, "invariance_check": False, "max_requests": MAX_REQUESTS, **overrides},
+        **{
+            "record_ledger": True,
+            "invariance_check": False,
+            "max_requests": MAX_REQUESTS,
+            **pool_settings(),
+            **overrides,
+        },
     )
 
 

@@ -18,6 +18,7 @@ from flashrec_harness.determinism.axes import AXES
 from flashrec_harness.determinism.judge import SUITE, Evidence, Seen, drifting, judge
 from flashrec_harness.determinism.lab import engine_config
 from flashrec_harness.determinism.records import OutputBeam, ProcessReport, bits_float, wave_key
+from flashrec_harness.determinism.sharing import processes_at_once
 from flashrec_harness.determinism.task import PROCESSES, Task, make_tasks, suite_prompts
 from flashrec_harness.material import Prompt, load_material, prompts_digest
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
@@ -49,7 +50,8 @@ def run(context: SuiteContext) -> list[Check]:
         return checks
     reference = evidence.reference["default"]
     in_process = reference.report.outputs[reference.observation.output]
-    checks.append(over_http.check(context, tasks[0], child_environment(len(HASH_SEEDS)), in_process))
+    environment = child_environment(len(HASH_SEEDS), processes_at_once(context.model_path))
+    checks.append(over_http.check(context, tasks[0], environment, in_process))
     checks.append(_golden(context, evidence, tasks[0]))
     return checks + [
         Check(SUITE, AXES[name].title, Outcome.NOT_RUN, f"{name}: no wave ran", reason=why)
@@ -84,14 +86,9 @@ def _why_not(axis: str, context: SuiteContext) -> str:
     return ""
 
 
-def _side_by_side() -> int:
-    """Processes at a time: two where there is no GPU to share, which makes them jostle."""
-    return 1 if hardware.has_gpu() else min(2, len(os.sched_getaffinity(0)))
-
-
-def child_environment(process: int) -> dict[str, str]:
+def child_environment(process: int, at_once: int = 1) -> dict[str, str]:
     """A hash seed of its own, and an equal share of the cores: the number of threads is the same for all."""
-    threads = max(1, len(os.sched_getaffinity(0)) // _side_by_side())
+    threads = max(1, len(os.sched_getaffinity(0)) // at_once)
     seed = HASH_SEEDS[process] if process < len(HASH_SEEDS) else str(process)
     return {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": str(threads)}
 
@@ -99,6 +96,7 @@ def child_environment(process: int) -> dict[str, str]:
 def run_processes(tasks: Sequence[Task], directory: Path) -> list[ProcessReport]:
     """Every task in a fresh process. Raises :class:`~flashrec_harness.children.ChildError` if one fails."""
     directory.mkdir(parents=True, exist_ok=True)
+    at_once = processes_at_once(Path(tasks[0].model_path))
 
     def perform(task: Task) -> ProcessReport:
         prefix = directory / f"process-{task.process}"
@@ -109,11 +107,11 @@ def run_processes(tasks: Sequence[Task], directory: Path) -> list[ProcessReport]
             [str(task_file), str(report_file)],
             log=prefix.with_suffix(".log"),
             timeout_s=_PROCESS_TIMEOUT_S,
-            env=child_environment(task.process),
+            env=child_environment(task.process, at_once),
         )
         return ProcessReport.read(report_file)
 
-    with ThreadPoolExecutor(_side_by_side()) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(perform, tasks))
 
 
