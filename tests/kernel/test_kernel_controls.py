@@ -38,11 +38,17 @@ def _one_row_unwritten(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
+OVERRUN = 8
+"""Elements: within the guard band, since a device runs whatever was written over its memory."""
+
+
 @jit
-def _unmasked_copy(source: tl.tensor, out: tl.tensor, size: tl.tensor, BLOCK: tl.constexpr) -> None:
-    """Copies ``source[size]`` and forgets the mask on its store."""
+def _copy_too_much(
+    source: tl.tensor, out: tl.tensor, size: tl.tensor, OVERRUN: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """Copies ``source[size]`` and zeros behind it."""
     lane = tl.arange(0, BLOCK)
-    tl.store(out + lane, tl.load(source + lane, mask=lane < size, other=0.0))
+    tl.store(out + lane, tl.load(source + lane, mask=lane < size, other=0.0), mask=lane < size + OVERRUN)
 
 
 def _writes_past_its_output(gate_up: torch.Tensor) -> torch.Tensor:
@@ -50,7 +56,7 @@ def _writes_past_its_output(gate_up: torch.Tensor) -> torch.Tensor:
     out = torch.empty(right.shape, dtype=right.dtype, device=right.device)
     size = right.numel()
     if size:
-        _unmasked_copy[(1,)](right, out, size, BLOCK=next_power_of_2(size))
+        _copy_too_much[(1,)](right, out, size, OVERRUN=OVERRUN, BLOCK=next_power_of_2(size + OVERRUN))
     return out
 
 

@@ -38,8 +38,9 @@ def run(ctx: SuiteContext) -> list[Check]:
 
     The checkpoint of ``ctx`` is searched freely and in its own catalog, in float32 on the CPU and, where
     there is a GPU, as it is served there; with its weights quantised to FP8 as well, in fewer searches. Catalogs
-    of unusual shapes come with a small checkpoint that is made for the run. ``ctx.url`` judges that server
-    instead; its checkpoint and catalog must be ``ctx``'s.
+    of unusual shapes come with a small checkpoint that is made for the run. Its weights are random, so that rounding
+    to bfloat16 would decide its choices: a GPU searches it in float32. ``ctx.url`` judges that server instead; its
+    checkpoint and catalog must be ``ctx``'s.
     Raises :class:`ConfigError` where ``ctx.only`` leaves nothing.
     """
     sizes = plan.QUICK if ctx.quick else plan.FULL
@@ -55,7 +56,7 @@ def run(ctx: SuiteContext) -> list[Check]:
     if ctx.url is not None:
         checks = _judge_one(ground, checkpoint_agenda, served_subject(ctx.url), ctx.out_dir)
     else:
-        checks = judge(ground, checkpoint_agenda, _engines(ground), ctx.out_dir)
+        checks = judge(ground, checkpoint_agenda, engines(ground, "bfloat16"), ctx.out_dir)
         if not is_fp8(ground.model_path):
             checks += _judge_one(ground, fp8_agenda, _fp8_engine(ground), ctx.out_dir)
     if ground.left_out:
@@ -64,20 +65,20 @@ def run(ctx: SuiteContext) -> list[Check]:
         return [*overview(checks), *checks]
     edge = edge_ground(ctx.out_dir / "edge", ctx.seed)
     groups = plan.narrowed(plan.edge_groups(edge, sizes, ctx.seed), ctx.only)
-    checks += judge(edge, lambda _: groups, _engines(edge), ctx.out_dir)
+    checks += judge(edge, lambda _: groups, engines(edge, "float32"), ctx.out_dir)
     if not checks:
         raise ConfigError(f"--only {ctx.only}: no comparison has that in its name, as in 'float64 oracle, sid'")
     return [*overview(checks), *checks]
 
 
-def _engines(ground: Ground) -> list[JudgedSearcher]:
-    """The engine here and on a GPU."""
-    engines: list[JudgedSearcher] = [EngineSubject(ground, **_proof())]
+def engines(ground: Ground, gpu_dtype: str) -> list[JudgedSearcher]:
+    """The engine here in float32 and, where there is a GPU, on it in ``gpu_dtype``."""
+    found: list[JudgedSearcher] = [EngineSubject(ground, **_proof())]
     gpu = hardware.visible_gpu()
     if gpu is not None:
-        label = f"bfloat16 on {gpu.name}"
-        engines.append(EngineSubject(ground, device="cuda", dtype="bfloat16", label=label, **_proof()))
-    return engines
+        label = f"{gpu_dtype} on {gpu.name}"
+        found.append(EngineSubject(ground, device="cuda", dtype=gpu_dtype, label=label, **_proof()))
+    return found
 
 
 def _fp8_engine(ground: Ground) -> JudgedSearcher:
