@@ -45,6 +45,27 @@ def side_stream(device: torch.device) -> Iterator[None]:
     stream.synchronize()
 
 
+class ReadBack:
+    """Pinned host blocks for int32 results, used again and again: the driver is asked for one when more results than
+    ever before are on their way at once."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self._size = size
+        self._free = [self._new() for _ in range(count)]
+
+    def _new(self) -> torch.Tensor:
+        return torch.empty(self._size, dtype=torch.int32, pin_memory=True)
+
+    def take(self, result: torch.Tensor) -> torch.Tensor:
+        """A host copy of ``result``, at most ``size`` elements, ordered on the current stream; see :meth:`give`."""
+        block = self._free.pop() if self._free else self._new()
+        return block[: result.numel()].view(result.shape).copy_(result, non_blocking=True)
+
+    def give(self, copy: torch.Tensor) -> None:
+        """Take back what :meth:`take` returned, which has been read."""
+        self._free.append(copy.new_empty(0).set_(copy.untyped_storage()))
+
+
 class StaticBlock:
     """Named int32 tensors in one static device allocation, rewritten by one copy.
 

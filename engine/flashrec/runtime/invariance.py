@@ -42,7 +42,7 @@ def prove_invariance(engine: Engine) -> None:
         if result.beams != alone.beams:
             raise EngineFault(
                 f"invariance check: a request gives other bits {name} than alone ({_difference(alone, result)}); "
-                "a matrix product on this machine depends on its batch: set cpu_threads=1, or report the device. "
+                f"a matrix product on this machine depends on its batch: {_advice(engine)}. "
                 "--no-invariance-check starts anyway"
             )
 
@@ -53,6 +53,14 @@ def _request(engine: Engine, rid: str, length: int, *, width: int, seed: int) ->
     width = min(width, engine.config.max_beam_width, max(1, vocab // 2))
     steps = None if engine.catalog is not None else min(2, engine.config.max_decode_steps)
     return Request(input_ids=tuple(ids.tolist()), n=width, max_tokens=steps, ignore_eos=True, rid=rid)
+
+
+def _advice(engine: Engine) -> str:
+    if engine.parts.device.type == "cpu":
+        return "set cpu_threads=1, or report the device"
+    if engine.config.compute_dtype.itemsize == 4:
+        return "float32 attention on a GPU is plain PyTorch, which makes no promise; serve --dtype bfloat16"
+    return "report the device"
 
 
 def _difference(a: Result, b: Result) -> str:

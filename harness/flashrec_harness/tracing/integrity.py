@@ -9,8 +9,11 @@ from flashrec_harness.tracing.kernels import GRAPH_LAUNCH
 from flashrec_harness.tracing.reader import Event, RawTrace
 
 _NODE = "graph node id"
-_OPENING = 3
 _MANY = 3
+"""Replays that launched the same show what a graph launches."""
+
+Shape = tuple[tuple[str, str, str], ...]
+"""Name, grid and block of a replay's launches, in order."""
 
 
 def incoherences(trace: RawTrace) -> list[str]:
@@ -34,37 +37,45 @@ def _uneven_replays(trace: RawTrace, calls: dict[int, Event]) -> list[str]:
         call = calls.get(kernel["args"].get("correlation", -1))
         if call is not None and call["name"] == GRAPH_LAUNCH:
             replays[call["args"]["correlation"]].append(kernel)
-    sizes: defaultdict[object, list[int]] = defaultdict(list)
+    nodes: defaultdict[object, list[int]] = defaultdict(list)
+    shapes: Counter[Shape] = Counter()
     for kernels in replays.values():
-        sizes[_graph_of(sorted(kernels, key=lambda kernel: kernel["ts"]))].append(len(kernels))
-    for graph, counts in sizes.items():
-        if _lost(graph, counts):
-            return [f"replays of {_named(graph)} have {sorted(set(counts))} kernels: events were lost"]
-    return []
+        kernels.sort(key=lambda kernel: kernel["ts"])
+        node = kernels[0]["args"].get(_NODE)
+        if node is None:
+            shapes[_shape(kernels)] += 1
+        else:
+            nodes[node].append(len(kernels))
+    uneven = [
+        f"replays of graph node {n} have {sorted(set(sizes))} kernels" for n, sizes in nodes.items() if _mixed(sizes)
+    ]
+    return [f"{found}: events were lost" for found in [*uneven, *_fallen_short(shapes)][:1]]
 
 
-def _graph_of(kernels: Sequence[Event]) -> object:
-    """What tells a graph: the node id of its first kernel, or the launch shapes of its first three.
+def _mixed(sizes: Sequence[int]) -> bool:
+    return len(set(sizes)) > 1
 
-    torch 2.11 writes no node ids (H200, 2026-11-29).
+
+def _shape(kernels: Sequence[Event]) -> Shape:
+    """What a replay without node ids launched: torch 2.11 writes none (H200, 2026-11-29)."""
+    return tuple((one["name"], str(one["args"].get("grid")), str(one["args"].get("block"))) for one in kernels)
+
+
+def _fallen_short(shapes: Counter[Shape]) -> list[str]:
+    """Replays that launched what several others did, in the same grids, but for some kernels.
+
+    Two graphs may open alike and differ in length, as those of two row buckets do; their grids then differ too.
     """
-    node = kernels[0]["args"].get(_NODE)
-    if node is not None:
-        return node
-    return tuple(
-        (kernel["name"], str(kernel["args"].get("grid")), str(kernel["args"].get("block")))
-        for kernel in kernels[:_OPENING]
-    )
+    usual = [shape for shape, times in shapes.items() if times >= _MANY]
+    return [
+        f"a replay of the graph that opens with {whole[0][0][:60]} has {len(shape)} of its {len(whole)} kernels"
+        for whole in usual
+        for shape in shapes
+        if len(shape) < len(whole) and _is_part(shape, whole)
+    ]
 
 
-def _lost(graph: object, counts: Sequence[int]) -> bool:
-    """By node id any difference is a loss. Two graphs may open alike: then only a replay that falls short of a
-    count that at least three share is one."""
-    if not isinstance(graph, tuple):
-        return len(set(counts)) > 1
-    usual, times = Counter(counts).most_common(1)[0]
-    return times >= _MANY and min(counts) < usual
-
-
-def _named(graph: object) -> str:
-    return f"the graph that opens with {graph[0][0][:60]}" if isinstance(graph, tuple) else f"graph node {graph}"
+def _is_part(shape: Shape, whole: Shape) -> bool:
+    """Whether ``shape`` is ``whole`` with launches left out."""
+    rest = iter(whole)
+    return all(launch in rest for launch in shape)
