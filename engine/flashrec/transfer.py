@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,25 @@ def staged(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
 def upload(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """A copy of ``array`` on ``device``, ordered on the current stream."""
     return staged(array, device).to(device, non_blocking=True)
+
+
+_ALIGNMENT = 16
+"""In int32: a kernel's compiled variant follows from whether its pointers are multiples of 16 bytes."""
+
+
+def upload_together(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
+    """Copies of int32 ``arrays`` on ``device`` by one transfer, ordered on the current stream.
+
+    Each transfer takes 50 us of the host before the device has work (H200, 2026-12-01).
+    """
+    ends = np.cumsum([-(-array.size // _ALIGNMENT) * _ALIGNMENT for array in arrays]).tolist()
+    host = torch.empty(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
+    flat = host.numpy()
+    starts = [0, *ends[:-1]]
+    for start, array in zip(starts, arrays, strict=True):
+        flat[start : start + array.size] = array.ravel()
+    there = host.to(device, non_blocking=True)
+    return [there[start : start + array.size].view(array.shape) for start, array in zip(starts, arrays, strict=True)]
 
 
 def overwrite(target: torch.Tensor, array: NDArray[np.generic]) -> None:

@@ -34,7 +34,7 @@ def admitted(engine: Engine, waiting: list[Member]) -> list[int]:
     """Places in ``waiting`` of the wave, in the wave's order; the pages go back at once."""
     wave = engine.admission.admit(waiting)
     places = [waiting.index(member) for member in wave]
-    engine.admission.finish(wave, keep=False)
+    engine.admission.finish(wave)
     return places
 
 
@@ -91,7 +91,8 @@ def test_a_hit_takes_only_the_pages_it_lacks(engine: Engine) -> None:
     assert member.cached == 8
     assert engine.stats()["free_pages"] == free - 1
     assert [node.readers for node in member.path] == [1, 1]
-    engine.admission.finish([member], keep=True)
+    engine.admission.keep([member])
+    engine.admission.finish([member])
     assert engine.stats()["free_pages"] == free
 
 
@@ -105,7 +106,7 @@ def test_eviction_makes_room_and_spares_the_wave_itself(engine: Engine) -> None:
     pages = [page for member in wave for page in member.pages]
     assert len(pages) == len(set(pages)) == 7 + 8
     assert engine.stats()["evicted_pages"] > before
-    engine.admission.finish(wave, keep=False)
+    engine.admission.finish(wave)
 
 
 def test_a_wave_that_fails_gives_its_pages_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

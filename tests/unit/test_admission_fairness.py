@@ -47,7 +47,8 @@ def member(width: int = 8, *, key: WaveKey = SID, prefix: int = 0, name: int = 0
 def cache_prefix(admission: Admission, pages: int) -> None:
     """Serve a prompt once that begins with ``pages`` shared pages."""
     (one,) = admission.admit([member(1, prefix=pages)])
-    admission.finish([one], keep=True)
+    admission.keep([one])
+    admission.finish([one])
 
 
 def simulate(admission: Admission, arrivals: Iterable[tuple[float, Member]]) -> dict[Member, float]:
@@ -68,7 +69,7 @@ def simulate(admission: Admission, arrivals: Iterable[tuple[float, Member]]) -> 
         assert wave
         starts |= dict.fromkeys(wave, now)
         waiting = [one for one in waiting if one not in starts]
-        admission.finish(wave, keep=False)
+        admission.finish(wave)
         now += 1.0
     return starts
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -169,14 +171,25 @@ def test_a_tag_names_the_whole_path() -> None:
     assert 0 <= page_tag(0, page) < 2**63
 
 
+@dataclass
+class Running:
+    """A request: its prompt, the cached pages that it reads, all its pages, and those that are its own."""
+
+    prompt: NDArray[np.int32]
+    path: list[PageNode]
+    pages: list[int]
+    own: list[int]
+    kept: bool = False
+
+
 class PoolAndCache(RuleBasedStateMachine):
-    """Waves of random prompts over few tokens, so that prefixes collide; a dictionary is the model."""
+    """Requests of random prompts over few tokens, so that prefixes collide; a dictionary is the model."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cache = RadixCache(make_pool(12))
         self.pool = self.cache.pool
-        self.running: list[tuple[NDArray[np.int32], list[PageNode], list[int]]] = []
+        self.running: list[Running] = []
 
     @rule(ids=st.lists(st.integers(0, 1), min_size=1, max_size=20))
     def admit(self, ids: list[int]) -> None:
@@ -190,18 +203,25 @@ class PoolAndCache(RuleBasedStateMachine):
         if wanted > self.pool.free_pages:
             self.cache.unlock(path)
             return
-        pages = [node.page for node in path] + self.pool.take(wanted)
-        self.running.append((prompt, path, pages))
+        own = self.pool.take(wanted)
+        self.running.append(Running(prompt, path, [node.page for node in path] + own, own))
+
+    @precondition(lambda self: not all(one.kept for one in self.running))
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from([one for one in self.running if not one.kept]))
+        one.own, one.kept = self.cache.insert(one.prompt, one.pages), True
+        path = self.cache.match(one.prompt)
+        assert len(path) == (len(one.prompt) - 1) // PAGE
+        self.cache.lock(path[len(one.path) :])
+        one.path = path
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), kept=st.booleans())
-    def finish(self, data: st.DataObject, kept: bool) -> None:
-        prompt, path, pages = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        spare = self.cache.insert(prompt, pages) if kept else pages[len(path) :]
-        self.cache.unlock(path)
-        self.pool.give_back(spare)
-        if kept:
-            assert len(self.cache.match(prompt)) == (len(prompt) - 1) // PAGE
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        one = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.cache.unlock(one.path)
+        self.pool.give_back(one.own)
 
     @rule(count=st.integers(0, 4))
     def evict(self, count: int) -> None:
@@ -223,23 +243,28 @@ class PoolAndCache(RuleBasedStateMachine):
     @invariant()
     def every_page_has_one_owner(self) -> None:
         owned = [*self.pool._free, *(node.page for node in nodes(self.cache))]
-        owned += [page for _, path, pages in self.running for page in pages[len(path) :]]
+        owned += [page for one in self.running for page in one.own]
         assert sorted(owned) == list(range(1, self.pool.num_pages))
+
+    @invariant()
+    def nobody_can_take_a_page_that_is_read(self) -> None:
+        read = {node.page for node in nodes(self.cache) if node.readers}
+        for one in self.running:
+            assert set(one.pages) <= read | set(one.own)
 
     @invariant()
     def readers_are_the_running_requests(self) -> None:
         for node in nodes(self.cache):
-            assert node.readers == sum(node in path for _, path, _ in self.running)
+            assert node.readers == sum(node in one.path for one in self.running)
             assert node.readers <= (node.parent.readers if node.parent is not self.cache._root else node.readers)
         assert self.cache.cached_pages == len(nodes(self.cache))
         assert self.cache.evictable_pages() == sum(node.readers == 0 for node in nodes(self.cache))
 
     @invariant()
     def a_path_spells_its_prompt(self) -> None:
-        for prompt, path, pages in self.running:
-            spelled = b"".join(node.key for node in path)
-            assert prompt.tobytes()[: len(spelled)] == spelled
-            assert [node.page for node in path] == pages[: len(path)]
+        for one in self.running:
+            spelled = b"".join(node.key for node in one.path)
+            assert one.prompt.tobytes()[: len(spelled)] == spelled
 
 
 TestPoolAndCache = PoolAndCache.TestCase
@@ -250,9 +275,7 @@ def test_the_state_machine_sees_a_double_owner() -> None:
     """Negative control: a cache that gives back a page it keeps breaks the invariant."""
     machine = PoolAndCache()
     machine.admit([0] * 9)
-    prompt, path, pages = machine.running.pop()
-    spare = machine.cache.insert(prompt, pages)
-    machine.cache.unlock(path)
-    machine.pool.give_back([*spare, pages[0]])
+    one = machine.running.pop()
+    machine.pool.give_back([*machine.cache.insert(one.prompt, one.pages), one.pages[0]])
     with pytest.raises(AssertionError):
         machine.every_page_has_one_owner()

@@ -85,7 +85,7 @@ def test_a_layout_overwrites_all_of_the_one_before(engine: Engine) -> None:
     buffers = engine.stage.buffers(full)
     assert buffers.rows == 48
     buffers.load(full)
-    engine.admission.finish(full, keep=False)
+    engine.admission.finish(full)
     wave = engine.admission.admit([engine.prepare(ask(5, seed=9, n=20)), engine.prepare(ask(6, seed=8, n=13))])
     assert engine.stage.buffers(wave) is buffers
     layout = buffers.load(wave)
@@ -102,7 +102,7 @@ def test_a_layout_overwrites_all_of_the_one_before(engine: Engine) -> None:
     assert not buffers.later[:, 2:].any()
     assert not buffers.first[:, 2:].any()
     assert buffers.tiles.rows.sum() == 33
-    engine.admission.finish(wave, keep=False)
+    engine.admission.finish(wave)
 
 
 @settings(max_examples=25)
@@ -234,3 +234,21 @@ def test_a_request_that_is_not_finite_fails_alone(engine: Engine, alone: tuple[o
         engine.flush_cache()
     assert isinstance(outcomes["poisoned"], NonFiniteError)
     assert outcomes["probe"].beams == alone  # type: ignore[union-attr]
+
+
+def test_a_wave_reads_the_prompts_of_the_one_in_flight_before_it(engine: Engine) -> None:
+    """They are queued behind the passes that write them, on one stream."""
+    engine.flush_cache()
+    first, again = ask(40, seed=77, n=3, rid="first"), ask(40, seed=77, n=5, rid="again")
+    cold = engine.generate([again])[0]
+    engine.flush_cache()
+    free = engine.parts.pool.free_pages
+    flight = engine.launch(engine.admission.admit([engine.prepare(first)]))
+    (follower,) = engine.admission.admit([engine.prepare(again)])
+    assert follower.cached == 40
+    engine.finish(flight)
+    assert engine.flush_cache() == 0  # the follower reads them
+    (warm,) = engine.finish(engine.launch([follower]))
+    assert warm.beams == cold.beams
+    engine.flush_cache()
+    assert engine.parts.pool.free_pages == free

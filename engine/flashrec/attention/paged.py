@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from flashrec.attention.base import AttentionBackend, DecodeMeta, PrefillMeta, StaticPrefill
 from flashrec.batch import Activation, Attend, Quantized
 from flashrec.kernels.ops import Ops
-from flashrec.kernels.tiles import RowTiles, row_tiles, rows_per_tile, tile_table
+from flashrec.kernels.tiles import RowTiles, rows_per_tile, tile_table
 from flashrec.kvcache.pool import KVPool
-from flashrec.transfer import StaticBlock, upload
+from flashrec.transfer import StaticBlock, upload_together
 
 
 class PagedAttention(AttentionBackend):
@@ -41,10 +41,12 @@ class PagedAttention(AttentionBackend):
 
     def _causal(self, meta: PrefillMeta, query_lens: Sequence[int], query_positions: NDArray[np.int32]) -> Attend:
         device = self.pool.k.device
-        page_table = upload(meta.page_table, device)
-        kv_len = upload(np.array(meta.kv_lens, dtype=np.int32), device)
-        positions = upload(query_positions, device)
-        tiles = RowTiles(*(upload(part.numpy(), device) for part in row_tiles(query_lens, self.tile_rows)))
+        kv_lens = np.array(meta.kv_lens, dtype=np.int32)
+        table = tile_table(query_lens, self.tile_rows)
+        page_table, kv_len, positions, *parts = upload_together(
+            [meta.page_table, kv_lens, query_positions, *table], device
+        )
+        tiles = RowTiles(*parts)
         return lambda q, layer: self.attend_prefill(q, layer, page_table, kv_len, positions, tiles)
 
     def attend_prefill(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,14 +82,14 @@ class RadixCache:
         """Pages the tree holds, read or not."""
         return self._size
 
-    def page_keys(self, tokens: NDArray[np.int32]) -> list[bytes]:
+    def page_keys(self, tokens: NDArray[np.int32]) -> Iterator[bytes]:
         """The keys of the whole pages of a prompt that a hit may cover: all but those with its last token.
 
         The last token is always computed, since its hidden state starts the search.
         """
         size = self.pool.page_size
         raw = np.asarray(tokens, dtype="<i4").tobytes()
-        return [raw[4 * size * i : 4 * size * (i + 1)] for i in range((len(tokens) - 1) // size)]
+        return (raw[4 * size * i : 4 * size * (i + 1)] for i in range((len(tokens) - 1) // size))
 
     def match(self, tokens: NDArray[np.int32]) -> list[PageNode]:
         """The longest cached path that spells a prefix of ``tokens``; does not lock or count it."""
@@ -126,7 +126,7 @@ class RadixCache:
         ``pages`` are the prompt's pages in order. A page whose content is cached already, under another
         number, stays the caller's to give back, as does the last, partial one.
         """
-        keys = self.page_keys(tokens) if self.enabled else []
+        keys = list(self.page_keys(tokens)) if self.enabled else []
         node, spare = self._root, list(pages[len(keys) :])
         self._clock += 1
         for key, page in zip(keys, pages, strict=False):

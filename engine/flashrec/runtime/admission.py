@@ -90,16 +90,20 @@ class Admission:
                 break
         return admitted
 
-    def finish(self, members: Sequence[Member], *, keep: bool) -> None:
-        """End the members' use of their pages; with ``keep`` their prompts stay cached."""
+    def keep(self, members: Sequence[Member]) -> None:
+        """Cache the members' prompts: what may read them from now on is queued behind the passes that write them."""
         for member in members:
-            if keep:
-                spare = self.cache.insert(member.tokens, member.pages)
-            else:
-                spare = member.pages[len(member.path) :]
+            member.own = self.cache.insert(member.tokens, member.pages)
+            path = self.cache.match(member.tokens)
+            self.cache.lock(path[len(member.path) :])
+            member.path = path
+
+    def finish(self, members: Sequence[Member]) -> None:
+        """End the members' use of their pages; those that are not cached go back to the pool."""
+        for member in members:
             self.cache.unlock(member.path)
-            self.pool.give_back(spare)
-            member.path, member.pages = [], []
+            self.pool.give_back(member.own)
+            member.path, member.pages, member.own = [], [], []
 
     def _pages(self, member: Member) -> int:
         return -(-member.length // self.pool.page_size)
@@ -118,6 +122,7 @@ class Admission:
             return False
         member.path = path
         member.pages = [node.page for node in path] + fresh
+        member.own = fresh
         member.cached = len(path) * self.pool.page_size
         self.cache.stats.hit_tokens += member.cached
         self.cache.stats.missed_tokens += member.length - member.cached

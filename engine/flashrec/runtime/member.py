@@ -47,8 +47,9 @@ class WaveKey:
 class Member:
     """One request of a wave. ``tokens`` int32 is its prompt with the begin token that the engine appended.
 
-    ``path`` are the cached pages that it reads, ``pages`` all its pages in order and ``cached`` the tokens that
-    the cache holds, set on admission. ``served`` is what it is searched in, whatever its name stands for by then.
+    Set on admission: ``pages`` are all its pages in order, ``path`` those of the cache that it keeps from eviction,
+    ``own`` those that go back to the pool with it, and ``cached`` counts the tokens that the cache held. ``served``
+    is what it is searched in, whatever its name stands for by then.
     ``turn`` and ``late`` are when it is due and when overdue, in seconds of its queue's clock; without a queue the
     order of the requests decides.
     """
@@ -64,6 +65,7 @@ class Member:
     late: float = math.inf
     path: list[PageNode] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
+    own: list[int] = field(default_factory=list)
     cached: int = 0
 
     @property

@@ -98,17 +98,24 @@ def lay_out(
 ) -> tuple[NDArray[np.int32], PrefillMeta]:
     """A pass as arrays: token ids, positions and slots, int32 [3, T], and what its attention is told."""
     owners = [members[seg.member] for seg in segments]
-    starts, ends = np.array([(seg.start, seg.end) for seg in segments]).T
-    offsets = (ends - starts).cumsum()
-    request = np.arange(len(segments)).repeat(ends - starts)
-    positions = np.arange(offsets[-1]) + (ends - offsets)[request]
+    starts, ends = np.array([(seg.start, seg.end) for seg in segments], dtype=np.int32).T
+    lengths = ends - starts
+    offsets = lengths.cumsum(dtype=np.int32)
     counts = -(-ends // page_size)
     table = np.zeros((len(segments), counts.max()), dtype=np.int32)
     for row, owner, count in zip(table, owners, counts.tolist(), strict=True):
         row[:count] = owner.pages[:count]
-    slots = table[request, positions // page_size] * page_size + positions % page_size
-    ids = np.concatenate([owner.tokens[seg.start : seg.end] for owner, seg in zip(owners, segments, strict=True)])
-    tokens = np.stack((ids, positions, slots)).astype(np.int32)
+    tokens = np.empty((3, int(offsets[-1])), dtype=np.int32)
+    ids, positions, slots = tokens
+    np.concatenate([owner.tokens[seg.start : seg.end] for owner, seg in zip(owners, segments, strict=True)], out=ids)
+    # In place and in 32 bits, since the device waits for it.
+    np.subtract(np.arange(len(ids), dtype=np.int32), (offsets - ends).repeat(lengths), out=positions)
+    page = positions // page_size
+    first = np.arange(len(segments), dtype=np.int32) * table.shape[1]
+    slots[:] = table.ravel().take(page + first.repeat(lengths))
+    slots -= page
+    slots *= page_size
+    slots += positions
     meta = PrefillMeta(
         query_lens=(ends - starts).tolist(),
         kv_lens=ends.tolist(),

@@ -68,8 +68,8 @@ def truncated_page_key() -> Iterator[None]:
     """The prefix cache compares all tokens of a page but the last: near twins hit each other's pages."""
     real = RadixCache.page_keys
 
-    def page_keys(self: RadixCache, tokens: NDArray[np.int32]) -> list[bytes]:
-        return [key[:-4] for key in real(self, tokens)]
+    def page_keys(self: RadixCache, tokens: NDArray[np.int32]) -> Iterator[bytes]:
+        return (key[:-4] for key in real(self, tokens))
 
     with mock.patch.object(RadixCache, "page_keys", page_keys):
         yield

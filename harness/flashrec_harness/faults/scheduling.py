@@ -140,8 +140,8 @@ def page_leak_on_cancel() -> Iterator[None]:
 
     def land(self: Scheduler, wave: list[Ticket], flight: Any) -> None:
         for ticket in wave:
-            if ticket.future.cancelled() and len(ticket.member.pages) > len(ticket.member.path) + 1:
-                ticket.member.pages.pop()
+            if ticket.future.cancelled() and ticket.member.own:
+                ticket.member.own.pop()
         real(self, wave, flight)
 
     with mock.patch.object(Scheduler, "_land", land):

@@ -1,11 +1,12 @@
-"""Host blocks of results: used again, never by two results at once."""
+"""What goes to the device together, and host blocks of results: used again, never by two results at once."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from flashrec.transfer import ReadBack
+from flashrec.transfer import ReadBack, upload_together
 
 
 @pytest.fixture
@@ -43,3 +44,13 @@ def test_blocks_do_not_pile_up(read_back: ReadBack) -> None:
         places.add(copy.data_ptr())
         read_back.give(copy)
     assert len(places) == 1
+
+
+def test_arrays_go_together_and_stand_apart() -> None:
+    arrays = [np.arange(6, dtype=np.int32).reshape(2, 3), np.array([7], dtype=np.int32), np.empty(0, dtype=np.int32)]
+    arrays.append(np.arange(40, dtype=np.int32))
+    copies = upload_together(arrays, torch.device("cpu"))
+    for array, copy in zip(arrays, copies, strict=True):
+        assert np.array_equal(copy.numpy(), array)
+        assert copy.is_contiguous()
+        assert (copy.data_ptr() - copies[0].data_ptr()) % 64 == 0
