@@ -103,7 +103,8 @@ def _judge_decode(lane: Lane) -> list[str]:
     """A request alone and in a mixed wave, splits in parallel and in turn."""
     data = _data(lane)
     heads, kv_heads, dim = (16, 8, 128) if lane.compiled else (2, 1, 16)
-    lengths, beams = [2 * SPLIT_TOKENS + 77, 65, 600], [50, 7, 1] if lane.compiled else [9, 5, 1]
+    lengths = [2 * SPLIT_TOKENS + 77, 65, 4 * SPLIT_TOKENS + 9 if lane.compiled else 600]
+    beams = [50, 7, 1] if lane.compiled else [9, 5, 1]
     pages = max(lengths) // 64 + 1
     rows, base = sum(beams), (len(lengths) * pages + 1) * 64
     k, v = (data.normal(base + 2 * rows, kv_heads, dim) for _ in range(2))

@@ -12,7 +12,7 @@ import torch
 
 from flashrec.errors import ConfigError
 from flashrec.kernels._triton import MODE, TritonMode
-from flashrec.kernels.decode_attention_triton import SPLIT_TOKENS
+from flashrec.kernels.decode_attention_triton import SPLIT_TOKENS, most_splits
 from flashrec.kernels.registry import REGISTRY
 from flashrec_harness import drawing, kernels_suite
 from flashrec_harness.drawing import Drawing
@@ -135,4 +135,14 @@ def test_a_multiplied_reciprocal_shows_in_the_registered_rows() -> None:
 
 def test_contexts_end_around_a_split() -> None:
     assert {SPLIT_TOKENS - 1, SPLIT_TOKENS, SPLIT_TOKENS + 1} <= set(attention._GPU_LENGTHS)
-    assert max(attention._GPU_LENGTHS) > SPLIT_TOKENS + 1
+    assert {4 * SPLIT_TOKENS, 4 * SPLIT_TOKENS + 1} <= set(attention._GPU_LENGTHS)
+
+
+def _splits(length: int) -> int:
+    """By hand: pieces of 512 tokens from 1,025 to 4,096, of 1,024 otherwise."""
+    return -(-length // (512 if 1024 < length <= 4096 else 1024))
+
+
+@pytest.mark.parametrize("tokens", [1, 1024, 1025, 1536, 2560, 4096, 4097, 5120, 8192, 8193, 40_000])
+def test_there_is_room_for_every_context_that_fits(tokens: int) -> None:
+    assert most_splits(tokens) == max(map(_splits, range(1, tokens + 1)))

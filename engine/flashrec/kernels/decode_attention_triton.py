@@ -19,7 +19,8 @@ from flashrec.kernels.quantize import ABSMAX_FLOOR, empty_codes
 from flashrec.kernels.tiles import RowTiles
 
 SPLIT_TOKENS = 1024
-"""Tokens of one context split: fixed, so that a row's reduction order depends on its context alone.
+"""Tokens of one context split; half as many where a context is longer than one and at most four times as long. A row's
+reduction order so depends on its context alone.
 
 H200, 2026-11-30, us of a layer with 256 / 512 / 1,024: 1 x 50 rows over 2,465 tokens 15.1 / 16.2 / 18.8, 8 x 50 over
 2,465 62 / 48 / 42, 1 x 512 over 2,465 62 / 43 / 38, 8 x 256 over 5,000 232 / 208 / 193."""
@@ -31,6 +32,12 @@ CONTEXT_WARPS = 4
 CONTEXT_STAGES = 3
 PREFETCH = 4
 """States, or a beam's own tokens, whose loads the merge kernel has in flight together."""
+
+
+def most_splits(tokens: int) -> int:
+    """Splits of the context that has the most of them, among those of up to ``tokens`` tokens."""
+    halved = min(tokens, 4 * SPLIT_TOKENS) if tokens > SPLIT_TOKENS else 0
+    return max(ceil_div(tokens, SPLIT_TOKENS), ceil_div(halved, SPLIT_TOKENS // 2))
 
 
 def _launch(
@@ -61,7 +68,7 @@ def _launch(
     if across is None:
         # Of full tiles: a bucket has room for many requests, and few of its tiles are used.
         across = ceil_div(rows, tile_rows) * kv_heads < FULL_CHIP
-    splits = ceil_div(page_table.shape[1] * page_size, SPLIT_TOKENS) if across else 1
+    splits = most_splits(page_table.shape[1] * page_size) if across else 1
     partial = torch.empty(splits, rows, q_heads, head_dim, dtype=torch.float32, device=q.device)
     peaks, totals = torch.empty(2, splits, rows, q_heads, dtype=torch.float32, device=q.device)
     quantised = k_cache.element_size() == 1

@@ -7,6 +7,12 @@ from flashrec.kernels._triton import after_previous, jit, tl
 
 
 @jit
+def split_of(length: tl.tensor, SPLIT: tl.constexpr) -> tl.tensor:
+    """Device: tokens of a split of a context of ``length``: see ``SPLIT_TOKENS``."""
+    return tl.where((length > SPLIT) & (length <= 4 * SPLIT), SPLIT // 2, SPLIT)
+
+
+@jit
 def _split_state(
     queries: tl.tensor,
     k_cache: tl.tensor,
@@ -14,7 +20,7 @@ def _split_state(
     pages: tl.tensor,
     kv_head: tl.tensor,
     begin: tl.tensor,
-    length: tl.tensor,
+    end: tl.tensor,
     limits: tl.tensor,
     log2_scale: tl.tensor,
     slot_stride: tl.tensor,
@@ -22,15 +28,13 @@ def _split_state(
     KV_TILE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    SPLIT: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
 ) -> tl.tensor:
-    """Device: softmax state, from scratch, of the tokens ``begin .. min(begin + SPLIT, length) - 1``."""
+    """Device: softmax state, from scratch, of the tokens ``begin .. end - 1``."""
     size: tl.constexpr = queries.shape[0]
     peak = tl.full((size,), float("-inf"), tl.float32)
     total = tl.zeros((size,), tl.float32)
     weighted = tl.zeros((size, BLOCK_D), tl.float32)
-    end = tl.minimum(begin + SPLIT, length)
     whole = begin + (end - begin) // KV_TILE * KV_TILE
     peak, total, weighted = attend_range(
         queries,
@@ -99,7 +103,8 @@ def context_kernel(
     request = tl.load(tile_request + tile)
     row0 = tl.load(tile_row0 + tile)
     length = tl.load(ctx_len + request)
-    if (live > 0) & (split * SPLIT < length):
+    split_tokens = split_of(length, SPLIT)
+    if (live > 0) & (split * split_tokens < length):
         m = tl.arange(0, TILE_ROWS * GROUP_BLOCK)
         member = m % GROUP_BLOCK
         inside = (m // GROUP_BLOCK < live) & (member < group)
@@ -115,8 +120,8 @@ def context_kernel(
             v_cache,
             pages,
             kv_head,
-            split * SPLIT,
-            length,
+            split * split_tokens,
+            tl.minimum((split + 1) * split_tokens, length),
             limits,
             log2_scale,
             slot_stride,
@@ -124,11 +129,10 @@ def context_kernel(
             KV_TILE,
             HEAD_DIM,
             BLOCK_D,
-            SPLIT,
             DESCRIPTOR,
         )
         if not ACROSS:
-            for begin in range(SPLIT, length, SPLIT):
+            for begin in range(split_tokens, length, split_tokens):
                 other_peak, other_total, other_weighted = _split_state(
                     queries,
                     k_cache,
@@ -136,7 +140,7 @@ def context_kernel(
                     pages,
                     kv_head,
                     begin,
-                    length,
+                    tl.minimum(begin + split_tokens, length),
                     limits,
                     log2_scale,
                     slot_stride,
@@ -144,7 +148,6 @@ def context_kernel(
                     KV_TILE,
                     HEAD_DIM,
                     BLOCK_D,
-                    SPLIT,
                     DESCRIPTOR,
                 )
                 peak, total, weighted = merge_states(peak, total, weighted, other_peak, other_total, other_weighted)

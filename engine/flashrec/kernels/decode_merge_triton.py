@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flashrec.kernels._softmax import merge_states
 from flashrec.kernels._triton import after_previous, jit, tl
+from flashrec.kernels.decode_context_triton import split_of
 from flashrec.kernels.quantize import codes_fp8, row_scale_fp8
 
 
@@ -62,7 +63,7 @@ def merge_kernel(
         weighted = tl.load(partial + row * (Q_HEADS * HEAD_DIM) + inner, mask=mask, other=0.0)
         if ACROSS:
             length = tl.load(ctx_len + tl.load(tile_request + tile))
-            splits = tl.cdiv(length, SPLIT)
+            splits = tl.cdiv(length, split_of(length, SPLIT))
             for first in range(1, splits, PREFETCH):
                 for ahead in tl.static_range(PREFETCH):
                     present = first + ahead < splits

@@ -21,6 +21,10 @@ FLOAT32_CHUNK = 32
 add up to several times those of a library. Two tiles, since the compiler would fuse a single one into the chain."""
 
 
+POINTER_WARPS = 8
+"""Without the copy engine a tile is as many addresses in registers as it has elements: on 4 warps they spill."""
+
+
 @jit
 def _load_tiles(
     x: tl.tensor,
@@ -201,7 +205,7 @@ def run_gemm(
             BLOCK_OUT=plan.block_out,
             BLOCK_ROWS=plan.block_rows,
             BLOCK_K=plan.block_k,
-            num_warps=plan.warps,
+            num_warps=plan.warps if described else POINTER_WARPS,
             num_stages=plan.stages,
             **overlap(),
         )

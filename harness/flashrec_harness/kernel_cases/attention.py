@@ -19,8 +19,13 @@ from flashrec_harness.kernel_cases.pointwise import code_outputs
 _CPU_HEADS = ((2, 1, 16), (4, 2, 16), (6, 2, 24), (3, 3, 8))
 _GPU_HEADS = ((16, 8, 128), (6, 1, 64))
 _CPU_LENGTHS = (1, 5, 63, 64, 65, 130)
-_SPLIT_EDGES = (SPLIT_TOKENS - 1, SPLIT_TOKENS, SPLIT_TOKENS + 1)
-_GPU_LENGTHS = (1, 63, 64, 65, 303, *_SPLIT_EDGES, SPLIT_TOKENS + 300)
+_SPLIT_EDGES = tuple(
+    edge + more
+    for edge in (SPLIT_TOKENS // 2, SPLIT_TOKENS, SPLIT_TOKENS * 3 // 2, 4 * SPLIT_TOKENS)
+    for more in (0, 1)
+)
+_GPU_LENGTHS = (1, 63, 64, 65, 303, SPLIT_TOKENS - 1, *_SPLIT_EDGES, SPLIT_TOKENS + 300)
+_PREFILL_LENGTHS = tuple(length for length in _GPU_LENGTHS if length < 2 * SPLIT_TOKENS)
 _PAGES = (16, 64)
 ROUNDING_OF_A_SUM = 2.0**-8
 """Of a row's largest output: what the float rule grants, twice half a bf16 step. Near zero it is many FP8 codes."""
@@ -172,7 +177,7 @@ def decode_quant_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
 def prefill_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
     """:func:`flashrec.kernels.prefill_attention.paged_prefill_attention`, with cached prefixes."""
     data, q_heads, kv_heads, dim, page_size, fp8, (k_scale, v_scale) = _common(draw, lane)
-    lengths = draw(st.lists(lane.pick(_CPU_LENGTHS, _GPU_LENGTHS), min_size=1, max_size=4 if lane.compiled else 2))
+    lengths = draw(st.lists(lane.pick(_CPU_LENGTHS, _PREFILL_LENGTHS), min_size=1, max_size=4 if lane.compiled else 2))
     cached = [draw(st.sampled_from(sorted({0, n // 2, n - 1}))) for n in lengths]
     fresh = [n - prefix for n, prefix in zip(lengths, cached, strict=True)]
     rows, spare = sum(fresh), draw(st.integers(0, 2))
