@@ -64,25 +64,15 @@ def side_stream(device: torch.device) -> Iterator[None]:
     stream.synchronize()
 
 
-class ReadBack:
-    """Pinned host blocks for int32 results, used again and again: the driver is asked for one when more results than
-    ever before are on their way at once."""
+def stock_pinned_memory(largest: int, count: int = 16) -> None:
+    """Leave torch's host allocator with ``count`` free pinned blocks of every size up to ``largest`` bytes.
 
-    def __init__(self, size: int, count: int) -> None:
-        self._size = size
-        self._free = [self._new() for _ in range(count)]
-
-    def _new(self) -> torch.Tensor:
-        return torch.empty(self._size, dtype=torch.int32, pin_memory=True)
-
-    def take(self, result: torch.Tensor) -> torch.Tensor:
-        """A host copy of ``result``, at most ``size`` elements, ordered on the current stream; see :meth:`give`."""
-        block = self._free.pop() if self._free else self._new()
-        return block[: result.numel()].view(result.shape).copy_(result, non_blocking=True)
-
-    def give(self, copy: torch.Tensor) -> None:
-        """Take back what :meth:`take` returned, which has been read."""
-        self._free.append(copy.new_empty(0).set_(copy.untyped_storage()))
+    It hands blocks out by powers of two and keeps what it got; without this a wave that finds more copies under way
+    than any before it waits for the driver (40 us and more under load; H200, 2026-12-01).
+    """
+    sizes = [1 << power for power in range(2, largest.bit_length() + 1)]
+    blocks = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes for _ in range(count)]
+    del blocks
 
 
 class StaticBlock:

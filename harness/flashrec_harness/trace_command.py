@@ -51,6 +51,15 @@ def add_to(app: typer.Typer, make_context: Callable[..., SuiteContext], judge_wi
             int, typer.Option("--concurrency", min=1, help="Clients of the load that is traced.")
         ] = 4,
         beam: Annotated[int, typer.Option("--beam", min=1, help="Beams that each request of it asks for.")] = 8,
+        clients: Annotated[
+            int | None,
+            typer.Option(
+                "--clients",
+                min=1,
+                help="Processes that they are in. Default: by --concurrency and the cores of this machine.",
+                show_default=False,
+            ),
+        ] = None,
         context_tokens: Annotated[
             int | None,
             typer.Option("--context", min=1, help="Its prompts: so many random tokens. Default: histories."),
@@ -80,7 +89,8 @@ def add_to(app: typer.Typer, make_context: Callable[..., SuiteContext], judge_wi
         from flashrec_harness import traces
 
         context = make_context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed)
-        load = traces.TraceLoad(concurrency, beam, context_tokens, busy)
+        processes = clients or traces.client_processes(concurrency)
+        load = traces.TraceLoad(concurrency, beam, context_tokens, busy, processes)
         judge_with(
             "trace", context, reports_dir, strict=strict, budget=budget, function=lambda ctx: traces.run(ctx, load)
         )

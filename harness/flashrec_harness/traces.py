@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 
 from flashrec.kernels.ops import UNUSED
-from flashrec_harness.load import HttpTarget, closed_loop
 from flashrec_harness.material import Prompt, load_material
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
+from flashrec_harness.overload.fleet import Fleet
 from flashrec_harness.planting import planted_names
 from flashrec_harness.servers import flashrec_server
 from flashrec_harness.targets import display_path
@@ -23,7 +26,7 @@ from flashrec_harness.tracing.picture import write_picture
 from flashrec_harness.tracing.reader import TraceError, wait_until_complete
 
 FLUSH_TIMEOUT_S = 180.0
-_ROUNDS = 6
+_ROUNDS, _BUSY_ROUNDS = 6, 24
 """Requests of each client at least."""
 _FUSED_PROJECTIONS = 4
 """FP8 GEMMs of a layer (SPEC M4): QKV, attention output, gate/up, down."""
@@ -31,14 +34,26 @@ _FUSED_PROJECTIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class TraceLoad:
-    """What goes through the server meanwhile: ``concurrency`` clients that ask for ``beam`` beams each, of histories
-    or, with ``context``, of so many random tokens. ``busy`` is the least share of the time that the device must work.
+    """What goes through the server meanwhile: ``concurrency`` clients, in ``processes``, that ask for ``beam`` beams
+    each, of histories or, with ``context``, of so many random tokens. ``busy`` is the least share of the time that the
+    device must work.
     """
 
     concurrency: int = 4
     beam: int = 8
     context: int | None = None
     busy: float | None = None
+    processes: int = 1
+
+    @property
+    def requests(self) -> int:
+        """How many they send: more where filling up and running dry would count."""
+        return (_ROUNDS if self.busy is None else _BUSY_ROUNDS) * self.concurrency
+
+
+def client_processes(concurrency: int) -> int:
+    """Processes for so many clients: one for all 32 let the device rest 44 % of the time (H200, 2026-12-01)."""
+    return max(1, min(concurrency // 4, len(os.sched_getaffinity(0)) // 2))
 
 
 def run(context: SuiteContext, load: TraceLoad | None = None) -> list[Check]:
@@ -47,7 +62,7 @@ def run(context: SuiteContext, load: TraceLoad | None = None) -> list[Check]:
     The trace and its picture stay in ``context.out_dir``.
     """
     load = load or TraceLoad()
-    requests = max(24 if context.quick else 64, _ROUNDS * load.concurrency)
+    requests = max(24 if context.quick else 64, load.requests)
     material = load_material(context)
     if load.context is None:
         prompts = material.history_prompts(requests)
@@ -103,19 +118,25 @@ def record(
     :class:`httpx.HTTPError` if the server refuses.
     """
     load = load or TraceLoad()
-    target = HttpTarget(url, prompts, n=load.beam, max_new_tokens=None, concurrency=load.concurrency)
+    parameters = {"n": load.beam, "beam_width": load.beam, "temperature": 0}
+    bodies = [orjson.dumps({"input_ids": list(ids), "sampling_params": parameters}) for ids in prompts]
+    fleet = Fleet(url, bodies, load.processes)
     try:
-        closed_loop(target, 2 * load.concurrency, load.concurrency)
+        fleet.load(2 * load.concurrency, load.concurrency)
         with httpx.Client(base_url=url, timeout=FLUSH_TIMEOUT_S, trust_env=False) as client:
             options = {"profile_prefix": "harness", "with_stack": load.busy is None, "record_shapes": False}
             client.post("/start_profile", json=options).raise_for_status()
-            result = closed_loop(target, num_requests, load.concurrency)
+            shots = fleet.load(num_requests, load.concurrency).shots
             stopped = client.post("/stop_profile")
             stopped.raise_for_status()
     finally:
-        target.close()
-    if result.failures:
-        raise TraceError(f"{len(result.failures)} of {num_requests} requests failed: {result.failures[0].error}")
+        fleet.close()
+    refused = Counter(shot.status for shot in shots if shot.status != httpx.codes.OK)
+    if refused:
+        statuses = ", ".join(f"{status} ({times}x)" for status, times in refused.items())
+        raise TraceError(f"{refused.total()} of {len(shots)} requests failed: HTTP {statuses}")
+    if len(shots) < num_requests // load.processes * load.processes:
+        raise TraceError(f"only {len(shots)} of {num_requests} requests got an answer")
     path = _trace_path(stopped, directory)
     if path.parent.is_dir():
         wait_until_complete(path, timeout_s=FLUSH_TIMEOUT_S)

@@ -1,49 +1,33 @@
-"""What goes to the device together, and host blocks of results: used again, never by two results at once."""
+"""What goes to the device together, and the host memory that it goes from."""
 
 from __future__ import annotations
+
+import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from flashrec.transfer import ReadBack, upload_together
+from flashrec.transfer import stock_pinned_memory, upload_together
 
 
-@pytest.fixture
-def read_back(monkeypatch: pytest.MonkeyPatch) -> ReadBack:
-    """Two blocks of twelve, of plain memory: pinned memory takes a GPU."""
-    monkeypatch.setattr(ReadBack, "_new", lambda self: torch.full((self._size,), -1, dtype=torch.int32))
-    return ReadBack(12, 2)
+def test_the_stock_has_blocks_of_every_size_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned memory takes a GPU: what is asked for is looked at here, and that all of it is held together."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+    real = torch.empty
 
+    def empty(size: int, **options: Any) -> torch.Tensor:
+        assert options == {"dtype": torch.uint8, "pin_memory": True}
+        assert all(one() is not None for one in alive)
+        block = real(size, dtype=torch.uint8)
+        alive.append(weakref.ref(block))
+        return block
 
-def _result(start: int) -> torch.Tensor:
-    return torch.arange(start, start + 6, dtype=torch.int32).view(3, 2)
-
-
-def test_results_on_their_way_at_once_stand_apart(read_back: ReadBack) -> None:
-    copies = [read_back.take(_result(start)) for start in (0, 10, 20)]
-    for start, copy in zip((0, 10, 20), copies, strict=True):
-        assert copy.is_contiguous()
-        assert torch.equal(copy, _result(start))
-
-
-def test_a_block_given_back_is_used_again_whole(read_back: ReadBack) -> None:
-    first, second = read_back.take(_result(0)), read_back.take(_result(10))
-    place = first.data_ptr()
-    read_back.give(first)
-    whole = read_back.take(torch.arange(12, dtype=torch.int32).view(3, 4))
-    assert whole.data_ptr() == place
-    assert whole.shape == (3, 4)
-    assert torch.equal(second, _result(10))
-
-
-def test_blocks_do_not_pile_up(read_back: ReadBack) -> None:
-    places = set()
-    for start in range(20):
-        copy = read_back.take(_result(start))
-        places.add(copy.data_ptr())
-        read_back.give(copy)
-    assert len(places) == 1
+    monkeypatch.setattr(torch, "empty", empty)
+    stock_pinned_memory(100, 2)
+    assert len(alive) == 2 * len((4, 8, 16, 32, 64, 128))
+    assert all(one() is None for one in alive)
 
 
 def test_arrays_go_together_and_stand_apart() -> None:

@@ -31,14 +31,16 @@ from flashrec.runtime.member import Member, WaveKey, validate
 from flashrec.runtime.prefill import Prefill
 from flashrec.runtime.prefill_graph import PrefillGraphs
 from flashrec.runtime.reload import Reload, Turn, at_once
-from flashrec.runtime.results import PACKED
 from flashrec.runtime.stage import DecodeStage
 from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout
-from flashrec.transfer import ReadBack
+from flashrec.transfer import stock_pinned_memory
 
 LEDGERS_KEPT = 1024
 """The newest requests whose ledgers an engine keeps."""
+
+PINNED_BLOCK = 1 << 20
+"""Bytes: more than what a pass or a wave uploads at once; three int32 for each of 32,768 tokens are 393 KB."""
 
 Prompt = Request | str | Sequence[int]
 
@@ -67,8 +69,8 @@ class Engine:
         )
         self.ledgers: dict[str, tuple[StepDigest, ...]] = {}
         self._rids = itertools.count()
-        on_gpu = self.parts.device.type == "cuda"
-        self._read_back = ReadBack(PACKED * config.rows_per_wave, self.waves_in_flight + 1) if on_gpu else None
+        if self.parts.device.type == "cuda":
+            stock_pinned_memory(PINNED_BLOCK)
         self._prefill = Prefill(
             self.parts.model,
             self.parts.attention,
@@ -193,8 +195,6 @@ class Engine:
                 outcomes = flight.outcomes()
                 self._keep(flight.digests())
         finally:
-            if self._read_back is not None and flight.packed is not None:
-                self._read_back.give(flight.packed)
             self._release(flight.members)
         return outcomes
 
@@ -270,8 +270,8 @@ class Engine:
             banks = self.stage.run_free(members, buffers, layout, ledger)
             return Flight(members, layout, None, banks, ledger, mark(self.parts.device), prefilled)
         packed = self.stage.run(members, key, buffers, layout)
-        if self._read_back is not None:
-            packed = self._read_back.take(packed)
+        if packed.device.type == "cuda":
+            packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True).copy_(packed, non_blocking=True)
         return Flight(members, layout, packed, [], ledger, mark(self.parts.device), prefilled)
 
     def _keep(self, digests: dict[str, tuple[StepDigest, ...]]) -> None:

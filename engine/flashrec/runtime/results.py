@@ -22,9 +22,6 @@ from flashrec.search.free import Bank
 from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout
 
-PACKED = 3
-"""int32 of a row in :func:`pack_frontier`."""
-
 
 @dataclass(frozen=True, slots=True)
 class HostFrontier:
