@@ -95,6 +95,7 @@ class WaveBeams:
         sids: SidLayout,
     ) -> None:
         self._requests = requests
+        self._counts = counts
         self._ends = np.cumsum(counts).tolist()
         self._ranks, self._totals = ranks, totals
         self._catalog = catalog
@@ -108,7 +109,7 @@ class WaveBeams:
         """The beams of request ``index``."""
         span, request = self._span(index), self._requests[index]
         tokens, totals, codes, items = self._columns
-        scores, shown = self._scores(index).tolist(), items[span]
+        scores, shown = self._scores[span].tolist(), items[span]
         if request.exclude_items or request.allow_items is not None:
             shown = list(map(VisibleItems(request), codes[span], shown))
         fields = tokens[span], totals[span], scores, itertools.repeat("stop"), codes[span], shown
@@ -117,14 +118,15 @@ class WaveBeams:
     def arrays_of(self, index: int) -> BeamArrays:
         """The same as arrays."""
         span = self._span(index)
-        return BeamArrays(self._token_ids[span], self._totals[span], self._scores(index), self._ranks[span])
+        return BeamArrays(self._token_ids[span], self._totals[span], self._scores[span], self._ranks[span])
 
     def _span(self, index: int) -> slice:
         return slice(self._ends[index - 1] if index else 0, self._ends[index])
 
-    def _scores(self, index: int) -> NDArray[np.float32]:
-        penalty = self._requests[index].length_penalty
-        return penalised(self._totals[self._span(index)], self._token_ids.shape[1], penalty)
+    @functools.cached_property
+    def _scores(self) -> NDArray[np.float32]:
+        penalties = np.array([request.length_penalty for request in self._requests], dtype=np.float64)
+        return penalised(self._totals, self._token_ids.shape[1], penalties.repeat(self._counts))
 
     @functools.cached_property
     def _codes(self) -> NDArray[np.int32]:
@@ -175,14 +177,16 @@ def free_results(members: list[Member], banks: list[Bank]) -> list[Result | NonF
 
 
 def penalised_exactly(
-    totals: NDArray[np.float32], lengths: NDArray[np.int32] | int, penalty: float
+    totals: NDArray[np.float32], lengths: NDArray[np.int32] | int, penalty: float | NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """``total / length ** penalty`` (SPEC B1) in float64."""
     scores: NDArray[np.float64] = totals / np.asarray(lengths, dtype=np.float64) ** penalty
     return scores
 
 
-def penalised(totals: NDArray[np.float32], lengths: NDArray[np.int32] | int, penalty: float) -> NDArray[np.float32]:
+def penalised(
+    totals: NDArray[np.float32], lengths: NDArray[np.int32] | int, penalty: float | NDArray[np.float64]
+) -> NDArray[np.float32]:
     """:func:`penalised_exactly`, rounded to the float32 that a beam carries."""
     return penalised_exactly(totals, lengths, penalty).astype(np.float32)
 
