@@ -37,6 +37,7 @@ class Axis:
     prepare: Callable[[Engine], None] | None = None
     scheduled: bool = False
     needs_catalog: bool = False
+    needs_plain_weights: bool = False
     needs_gpu: bool = False
 
 
@@ -96,6 +97,14 @@ AXES: Mapping[str, Axis] = {
             runs.cache_off,
             forbids=("hits",),
             overrides=lambda _: {"disable_radix_cache": True},
+        ),
+        Axis(
+            "fp8",
+            "same bits in every row bucket with weights quantised to FP8",
+            bucket_runs.quantised,
+            proves=("waves", "engines with FP8 products"),
+            overrides=lambda _: {"quantization": "fp8"},
+            needs_plain_weights=True,
         ),
         Axis(
             "chunks",

@@ -10,6 +10,7 @@ from flashrec import Engine, EngineConfig
 from flashrec.kernels._triton import ceil_div
 from flashrec.kernels.decode_attention_triton import FULL_CHIP
 from flashrec.kernels.gemm_plan import is_small, plan_gemm
+from flashrec.kernels.ops import UNUSED
 from flashrec.kernels.tiles import rows_per_tile
 from flashrec.models.config import ModelConfig, read_raw_config
 from flashrec.models.registry import model_class
@@ -51,10 +52,11 @@ def beside_switches(sizes: list[int], model: ModelConfig, itemsize: int) -> set[
     }
 
 
-def bucket_sizes(task: Task) -> list[int]:
+def bucket_sizes(task: Task, *, fp8: bool = False) -> list[int]:
     """The row buckets up to the task's limit; on a GPU those beside a switch of programs and the largest too.
 
-    The largest is that of the widest requests that a wave of this suite can have.
+    The largest is that of the widest requests that a wave of this suite can have. ``fp8``: of an engine that
+    quantises the checkpoint's weights.
     """
     config, sizes = _config(task), [bucket.rows for bucket in _all_buckets(task)]
     chosen = {size for size in sizes if size <= task.max_rows}
@@ -62,7 +64,8 @@ def bucket_sizes(task: Task) -> list[int]:
         raw = read_raw_config(config.model_path)
         model = model_class(raw).parse_config(raw, config.model_path)
         fillable = [size for size in sizes if size <= MAX_REQUESTS * _widest(config, model)]
-        chosen |= beside_switches(fillable, model, config.compute_dtype.itemsize) | {fillable[-1]}
+        itemsize = 1 if fp8 or model.fp8 else config.compute_dtype.itemsize
+        chosen |= beside_switches(fillable, model, itemsize) | {fillable[-1]}
     return sorted(chosen)
 
 
@@ -72,13 +75,13 @@ def bucket_scope(task: Task) -> str:
     return f"{len(sizes)} of {len(every)} buckets, the largest {sizes[-1]} of {every[-1].rows} rows"
 
 
-def bucket_targets(task: Task) -> list[int]:
+def bucket_targets(task: Task, *, fp8: bool = False) -> list[int]:
     """Rows of the waves that try the chosen buckets, and one row either side of each.
 
     Each bucket is filled first, then used with the most padding, then with less: what the full wave left is
     then still there.
     """
-    sizes, most = bucket_sizes(task), _config(task).rows_per_wave
+    sizes, most = bucket_sizes(task, fp8=fp8), _config(task).rows_per_wave
     around = {rows for size in sizes for rows in (size - 1, size, size + 1) if 0 < rows <= most}
     return sorted(around, key=lambda rows: (bisect_left(sizes, rows), rows not in sizes, rows))
 
@@ -109,3 +112,17 @@ def buckets(lab: Lab, engine: Engine) -> None:
             lab.report.count("buckets", f"bucket {size}", times - used.get(size, 0))
         if not room:
             lab.wave(engine, Place("buckets", f"{rows} rows, among mates"), probe, lab.mates(rng, 30), rng)
+
+
+def quantised(lab: Lab, engine: Engine) -> None:
+    """The probe on weights quantised to FP8: alone first, then in every bucket that holds it, cold and warm in turn."""
+    task, buckets = lab.task, _all_buckets(lab.task)
+    used = engine.stats()["kernels"]["linear_fp8"] != UNUSED
+    lab.report.count("fp8", "engines with FP8 products", used)
+    lab.wave(engine, Place("fp8", "alone"), "quantised", [], task.rng("fp8"))
+    for turn, rows in enumerate(rows for rows in bucket_targets(task, fp8=True) if rows >= task.width):
+        rng, room = task.rng("fp8", rows), bucket_of(rows, 1, buckets).requests - 1
+        if turn % 2 == 0:
+            engine.flush_cache()
+        mates = lab.mates(rng, rows - task.width, most=room, widest=lab.widest(engine))
+        lab.wave(engine, Place("fp8", f"{rows} rows"), "quantised", mates, rng)

@@ -90,7 +90,7 @@ class Lab:
         """The probe called ``name``, the same bits in every process.
 
         ``default``; ``width N``, with N beams; a score space's name; ``allow`` and ``exclude``, with that list;
-        ``seeded``, sampled; ``tied``, the default on weights that tie.
+        ``seeded``, sampled; ``tied``, the default on weights that tie; ``quantised``, on weights in FP8.
         """
         prompt, width = self.task.prompts[0], self.task.width
         if name in set(ScoreSpace):

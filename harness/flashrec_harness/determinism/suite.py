@@ -22,6 +22,7 @@ from flashrec_harness.determinism.sharing import processes_at_once
 from flashrec_harness.determinism.task import PROCESSES, Task, make_tasks, suite_prompts
 from flashrec_harness.material import Prompt, load_material, prompts_digest
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
+from flashrec_harness.references.dequantized import is_fp8
 from flashrec_harness.repro import Wave, request_of, save_bundle
 from flashrec_harness.targets import display_path
 
@@ -83,6 +84,8 @@ def _why_not(axis: str, context: SuiteContext) -> str:
         return hardware.missing_gpu_reason()
     if AXES[axis].needs_catalog and context.sid_vocab_file is None:
         return "the checkpoint is judged without a catalog"
+    if AXES[axis].needs_plain_weights and is_fp8(context.model_path):
+        return "the checkpoint's weights are FP8: every axis runs on them"
     return ""
 
 
