@@ -10,14 +10,10 @@ from unittest import mock
 
 import torch
 
-from flashrec.batch import Activation, Quantized
-from flashrec.kernels.ops import Ops
 from flashrec.kernels.registry import REGISTRY, Kernel
-from flashrec.layers.linear import Linear
 from flashrec_harness.faults.registry import fault, kernel
 
 _BLOCK = 64
-_FEW_ROWS = 48
 
 
 @contextmanager
@@ -82,29 +78,4 @@ def weight_scale_dropped() -> Iterator[None]:
         return linear_fp8
 
     with _wrong("linear_fp8", spoil):
-        yield
-
-
-@fault("fp8-product-by-rows", axis="fp8", tensor="logits")
-def fp8_product_by_rows() -> Iterator[None]:
-    """An FP8 product of more than 48 rows adds up K in two halves."""
-    real = Linear.__call__
-
-    def call(self: Linear, x: Activation, ops: Ops) -> torch.Tensor:
-        if self.weight_scale is None:
-            return real(self, x, ops)
-        values, scale = x if isinstance(x, Quantized) else ops.quant_per_token(x)
-        if values.shape[0] <= _FEW_ROWS:
-            return real(self, Quantized(values, scale), ops)
-        half = values.shape[1] // 2
-        parts = (slice(None, half), slice(half, None))
-        products = [
-            ops.linear_fp8(
-                values[:, part].contiguous(), scale, self.weight[:, part].contiguous(), self.weight_scale, self.dtype
-            )
-            for part in parts
-        ]
-        return torch.add(*products)
-
-    with mock.patch.object(Linear, "__call__", call):
         yield
