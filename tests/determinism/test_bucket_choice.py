@@ -104,12 +104,12 @@ def test_mates_fill_a_wave_with_widths_that_are_allowed(rows: int, widest: int, 
 def test_a_larger_bucket_is_run_and_missed_if_it_is_not(make_task: MakeTask, monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task("buckets")
     task = replace(task, axes=("buckets",))
-    monkeypatch.setattr(bucket_runs, "bucket_sizes", lambda _: [64, 640])
+    monkeypatch.setattr(bucket_runs, "bucket_sizes", lambda _, **__: [64, 640])
     report = perform(task)
     (check, *_) = judge([report], [task])
     assert check.outcome is Outcome.PASS, check.reason
     assert report.witness["buckets"]["bucket 640"] >= 2
-    monkeypatch.setattr(bucket_runs, "bucket_sizes", lambda _: [64, 640, 768])
+    monkeypatch.setattr(bucket_runs, "bucket_sizes", lambda _, **__: [64, 640, 768])
     (check, *_) = judge([report], [task])
     assert check.outcome is Outcome.INVALID
     assert "767 rows" in check.reason
