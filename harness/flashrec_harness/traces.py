@@ -15,6 +15,7 @@ import httpx
 import orjson
 
 from flashrec.kernels.ops import UNUSED
+from flashrec_harness.dialects import Generate
 from flashrec_harness.material import Prompt, load_material
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.overload.fleet import Fleet
@@ -118,8 +119,7 @@ def record(
     :class:`httpx.HTTPError` if the server refuses.
     """
     load = load or TraceLoad()
-    parameters = {"n": load.beam, "beam_width": load.beam, "temperature": 0}
-    bodies = [orjson.dumps({"input_ids": list(ids), "sampling_params": parameters}) for ids in prompts]
+    bodies = [orjson.dumps(Generate().body(ids, load.beam, None)) for ids in prompts]
     fleet = Fleet(url, bodies, load.processes)
     try:
         fleet.load(2 * load.concurrency, load.concurrency)

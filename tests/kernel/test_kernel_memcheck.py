@@ -48,6 +48,7 @@ def test_an_error_that_ends_the_menu_is_still_the_kernels() -> None:
         (_log(), DONE, "did not report it"),
         (_log("planted_overrun", unnamed=1), DONE, "1 errors that name no kernel"),
         (_log(), "", "ImportError: no such thing"),
+        ("========= Target application terminated before first instrumented API call\n", "", "ImportError: no such"),
     ],
 )
 def test_what_shows_nothing_is_no_pass(log: str, stdout: str, words: str) -> None:
