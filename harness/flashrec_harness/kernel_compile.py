@@ -20,7 +20,7 @@ import hypothesis
 import torch
 from hypothesis import strategies as st
 
-from flashrec.kernels.registry import REGISTRY, TRITON, Kernel
+from flashrec.kernels.registry import GLUON, REGISTRY, TRITON, Kernel, KernelSpec
 from flashrec_harness.kernel_cases import CASES, KernelCase, Lane
 from flashrec_harness.kernel_cases.base import Argument
 from flashrec_harness.outcome import Check, Outcome
@@ -92,15 +92,25 @@ def compile_registered() -> list[Compiled]:
     JITFunction.run = compile_only
     lane = Lane(torch.device("cpu"), torch.bfloat16, compiled=True)
     for spec in REGISTRY.values():
-        call_on_cases(spec.implementations[TRITON], CASES[spec.name](lane), _EXAMPLES)
+        call_own(spec, lane, _EXAMPLES)
     return list(variants.values())
 
 
-def call_on_cases(kernel: Kernel, cases: st.SearchStrategy[KernelCase], count: int) -> None:
-    """Calls ``kernel`` on the first ``count`` cases drawn, and judges nothing."""
+def call_own(spec: KernelSpec, lane: Lane, count: int) -> None:
+    """Calls each kernel of ours on the first ``count`` drawn cases that are for it, and judges nothing.
+
+    Raises ``RuntimeError`` for one that no case is for.
+    """
+    for name in (TRITON, GLUON):
+        if name in spec.implementations and not _call(name, spec.implementations[name], CASES[spec.name](lane), count):
+            raise RuntimeError(f"{spec.name}: no case is for the {name} kernel")
+
+
+def _call(name: str, kernel: Kernel, cases: st.SearchStrategy[KernelCase], count: int) -> int:
+    called = 0
 
     @hypothesis.settings(
-        max_examples=count,
+        max_examples=4 * count,
         derandomize=True,
         deadline=None,
         database=None,
@@ -109,9 +119,13 @@ def call_on_cases(kernel: Kernel, cases: st.SearchStrategy[KernelCase], count: i
     )
     @hypothesis.given(cases)
     def call(case: KernelCase) -> None:
-        kernel(*(a.tensor if isinstance(a, Argument) else a for a in case.arguments))
+        nonlocal called
+        if name not in case.unfit and called < count:
+            kernel(*(a.tensor if isinstance(a, Argument) else a for a in case.arguments))
+            called += 1
 
     call()
+    return called
 
 
 def check() -> Check:

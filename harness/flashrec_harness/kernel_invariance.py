@@ -13,7 +13,8 @@ from flashrec.kernels.gemm import linear_fp8_triton, linear_triton
 from flashrec.kernels.linear import configure_cublas, linear, linear_cublas, linear_fp8, linear_fp8_scaled_mm
 from flashrec.kernels.ops import linear_fp8_by_shape
 from flashrec.kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_triton
-from flashrec.kernels.tiles import RowTiles, row_tiles, rows_per_tile
+from flashrec.kernels.prefill_attention_gluon import paged_prefill_attention_gluon
+from flashrec.kernels.tiles import TALL_TILE_M, TILE_M, RowTiles, row_tiles, rows_per_tile
 from flashrec_harness.kernel_cases.base import Draws, Lane
 from flashrec_harness.kernel_cases.pointwise import random_fp8
 from flashrec_harness.outcome import Check, Outcome
@@ -141,22 +142,29 @@ def _judge_prefill(lane: Lane) -> dict[str, list[str]]:
     pages = length // 64 + 1
     k, v = (data.normal((pages + 1) * 64, kv_heads, dim) for _ in range(2))
     table = data.permutation(pages).reshape(1, pages).int() + 1
-    q, tile = data.normal(length, heads, dim), rows_per_tile(heads, kv_heads)
+    q = data.normal(length, heads, dim)
     position = torch.arange(length, dtype=torch.int32, device=lane.device)
     kv_len = torch.tensor([length], dtype=torch.int32, device=lane.device)
-    kernels = {"paged_prefill_attention (triton)": paged_prefill_attention_triton}
+    kernels = {"triton": (paged_prefill_attention_triton, TILE_M)}
     if not lane.compiled:
-        kernels["paged_prefill_attention (torch)"] = paged_prefill_attention
+        kernels["torch"] = (paged_prefill_attention, TILE_M)
+    elif torch.cuda.get_device_capability(lane.device) == (9, 0):
+        kernels["gluon"] = (paged_prefill_attention_gluon, TALL_TILE_M)
     found: dict[str, list[str]] = {}
-    for name, kernel in kernels.items():
+    whole: dict[str, torch.Tensor] = {}
+    for name, (kernel, tile_m) in kernels.items():
+        tile = rows_per_tile(heads, kv_heads, tile_m)
 
-        def call(cached: int, kernel: Callable[..., torch.Tensor] = kernel) -> torch.Tensor:
+        def call(cached: int, kernel: Callable[..., torch.Tensor] = kernel, tile: int = tile) -> torch.Tensor:
             tiles = _tiles([length - cached], tile, lane.device)
             part = (q[cached:].contiguous(), k, v, table, 64, kv_len, position[cached:].contiguous())
             return kernel(*part, tiles, tile, dim**-0.5, 1.0, 1.0)
 
-        cold = call(0)
-        found[name] = [f"{n} cached" for n in (1, 63, 64, 100, length - 1) if not torch.equal(call(n), cold[n:])]
+        cold = whole[name] = call(0)
+        different = [f"{n} cached" for n in (1, 63, 64, 100, length - 1) if not torch.equal(call(n), cold[n:])]
+        found[f"paged_prefill_attention ({name})"] = different
+    if "gluon" in whole and not torch.equal(whole["gluon"], whole["triton"]):
+        found["paged_prefill_attention (gluon)"].append("other bits than triton")
     return found
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from flashrec.kernels._triton import jit, tl
-from flashrec.kernels.registry import REGISTRY, TRITON
-from flashrec_harness.kernel_cases import CASES, Lane
-from flashrec_harness.kernel_compile import call_on_cases
+from flashrec.kernels.registry import REGISTRY
+from flashrec_harness.kernel_cases import Lane
+from flashrec_harness.kernel_compile import call_own
 from flashrec_harness.outcome import Check, Outcome
 
 SUITE = "kernel"
@@ -116,7 +116,7 @@ def run_menu() -> None:
     """A few cases of each registered kernel, then the control; for a process under memcheck."""
     lane = Lane(torch.device("cuda"), torch.bfloat16, compiled=True)
     for spec in REGISTRY.values():
-        call_on_cases(spec.implementations[TRITON], CASES[spec.name](lane), _EXAMPLES)
+        call_own(spec, lane, _EXAMPLES)
         torch.cuda.synchronize()
     print(_DONE, flush=True)
     source, out = (torch.zeros(_BLOCK, device="cuda") for _ in range(2))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from flashrec.errors import ConfigError
-from flashrec.kernels import ops
+from flashrec.kernels import agreement, ops
 from flashrec.kernels._triton import TritonMode
 from flashrec.kernels.agreement import first_difference
 from flashrec.kernels.gemm_plan import is_small
 from flashrec.kernels.linear import linear_fp8
+from flashrec.kernels.prefill_attention import paged_prefill_attention
 from flashrec.kernels.registry import REGISTRY
+from flashrec.kernels.tiles import AttentionShape, row_tiles
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -108,3 +111,80 @@ def test_a_weight_of_an_odd_size_leaves_scaled_mm_out() -> None:
 
 def _off_by_a_bit(*operands: Any) -> torch.Tensor:
     return torch.nextafter(linear_fp8(*operands), torch.tensor(torch.inf, dtype=torch.bfloat16))
+
+
+def test_tall_tiles_are_the_gluon_kernels_and_short_ones_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("paged_prefill_attention_gluon", "paged_prefill_attention_triton"):
+        monkeypatch.setattr(ops, name, lambda *_, name=name: name)
+    for heads, kv_heads, rows, taken in (
+        (16, 8, 64, "gluon"),
+        (16, 8, 32, "triton"),
+        (8, 8, 128, "gluon"),
+        (32, 4, 16, "gluon"),
+        (6, 1, 16, "triton"),
+    ):
+        q, cache = torch.empty(4, heads, 128), torch.empty(128, kv_heads, 128, dtype=torch.bfloat16)
+        none = torch.empty(0)
+        found = ops.prefill_by_tile_height(q, cache, cache, none, 64, none, none, row_tiles([4], rows), rows, 1.0, 1.0)
+        assert str(found) == f"paged_prefill_attention_{taken}"
+
+
+SHAPE = AttentionShape(16, 8, 128, 64, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"kv_dtype": torch.float8_e4m3fn}, "float8_e4m3fn"),
+        ({"head_dim": 64}, "heads of 64"),
+        ({"page_size": 16}, "pages of 16"),
+        ({"q_heads": 48}, "48 query heads on 8"),
+    ],
+)
+def test_a_pool_that_the_gluon_kernel_cannot_read_leaves_it_out(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], reason: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    kernel, choice = ops._prefill_attention(CPU, replace(SHAPE, **change))
+    assert kernel is ops.paged_prefill_attention_triton
+    assert choice.implementation == "triton"
+    assert reason in choice.reason
+
+
+def test_prefill_kernels_that_differ_in_a_bit_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tall kernel's stand-in errs in one row of a prompt with a cached prefix; a refusal to compile is said too."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(agreement, "paged_prefill_attention_triton", paged_prefill_attention)
+    monkeypatch.setattr(agreement, "PROMPTS", ((0, 70), (64, 131), (0, 1)))
+    small = replace(SHAPE, q_heads=2, kv_heads=1)
+
+    monkeypatch.setattr(agreement, "paged_prefill_attention_gluon", paged_prefill_attention)
+    kernel, choice = ops._prefill_attention(CPU, small)
+    assert kernel is ops.prefill_by_tile_height
+    assert choice.implementation == "triton; gluon for long contexts"
+
+    def off_in_row_100(*operands: Any) -> torch.Tensor:
+        out = paged_prefill_attention(*operands)
+        out[100, 1, 3] = torch.nextafter(out[100, 1, 3], torch.tensor(torch.inf, dtype=out.dtype))
+        return out
+
+    monkeypatch.setattr(agreement, "paged_prefill_attention_gluon", off_in_row_100)
+    assert ops._prefill_attention(CPU, small)[1].reason == "gluon not for long contexts: row 100 of 138"
+
+    def no_compiler(*_: Any) -> torch.Tensor:
+        raise RuntimeError("unknown\n  layout")
+
+    monkeypatch.setattr(agreement, "paged_prefill_attention_gluon", no_compiler)
+    kernel, choice = ops._prefill_attention(CPU, small)
+    assert kernel is ops.paged_prefill_attention_triton
+    assert "unknown layout" in choice.reason
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert "no Hopper" in ops._prefill_attention(CPU, small)[1].reason
+
+
+@pytest.mark.gpu
+def test_a_hopper_takes_tall_tiles() -> None:
+    chosen = ops.select_ops(CUDA, torch.bfloat16, attention=SHAPE)
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    assert chosen.tall_tiles is hopper, chosen.choices["paged_prefill_attention"].reason

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -16,13 +17,16 @@ from tiny_checkpoint import write_checkpoint
 from torch.nn import functional
 
 from flashrec import Engine, EngineConfig
+from flashrec.attention import paged
 from flashrec.attention.base import DecodeMeta, PrefillMeta
 from flashrec.attention.paged import PagedAttention
 from flashrec.batch import Quantized
+from flashrec.kernels import ops as kernel_ops
 from flashrec.kernels import paged_attention
 from flashrec.kernels.ops import select_ops
+from flashrec.kernels.prefill_attention import paged_prefill_attention
 from flashrec.kernels.quantize import quant_per_token
-from flashrec.kernels.tiles import row_tiles
+from flashrec.kernels.tiles import row_tiles, rows_per_tile
 from flashrec.kvcache.pool import KVPool
 
 CPU = torch.device("cpu")
@@ -165,6 +169,54 @@ def test_whole_chunked_and_cached_prefill_have_the_same_bits(
     among = lab.meta([Prompt(70, 9), Prompt(length, cached), Prompt(3)], [1, 0, 2])
     found = lab.prefill(among, torch.cat((lab.queries(61), q[cached:], lab.queries(3))))
     assert torch.equal(found[61 : 61 + length - cached], whole[cached:])
+
+
+def test_a_long_pass_is_cut_into_tall_tiles_and_keeps_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kernels' places are taken by the reference, which notes the tiles that it got."""
+    heights: list[tuple[str, int]] = []
+
+    def noting(name: str) -> Callable[..., torch.Tensor]:
+        def kernel(*operands: Any) -> torch.Tensor:
+            heights.append((name, operands[8]))
+            return paged_prefill_attention(*operands)
+
+        return kernel
+
+    for name in ("gluon", "triton"):
+        monkeypatch.setattr(kernel_ops, f"paged_prefill_attention_{name}", noting(name))
+    monkeypatch.setattr(paged, "TALL_TOKENS", 150)
+    monkeypatch.setattr(paged, "TALL_CONTEXT", 130)
+    wave = [Prompt(130), Prompt(40, 7)]
+    lab = Lab(wave)
+    q = lab.queries(163)
+    whole = lab.prefill(lab.meta(wave), q)
+    ends = lab.attention.prefill_ends(lab.meta(wave))(q[[129, 162]], 0)
+    shared = replace(lab.attention.ops, paged_prefill_attention=kernel_ops.prefill_by_tile_height)
+    lab.attention = PagedAttention(lab.pool, lab.num_heads, shared)
+    short = rows_per_tile(4, 2)
+    cases = (
+        (wave, [0, 1], ("gluon", 2 * short)),
+        ([Prompt(130)], [0], ("triton", short)),  # too few tokens
+        ([Prompt(129), Prompt(40, 7)], [0, 1], ("triton", short)),  # not far enough into a prompt
+    )
+    for parts, rows, used in cases:
+        heights.clear()
+        found = lab.prefill(lab.meta(parts, rows), q[: sum(part.length - part.cached for part in parts)])
+        assert heights == [used]
+        assert torch.equal(found[:129], whole[:129])
+    heights.clear()
+    assert torch.equal(lab.attention.prefill_ends(lab.meta(wave))(q[[129, 162]], 0), ends)
+    pages = lab.table().shape[1]
+    for tokens, used in ((192, ("gluon", 2 * short)), (149, ("triton", short))):
+        static = lab.attention.static_prefill(tokens=tokens, requests=2, pages=pages)
+        parts = wave if tokens == 192 else [Prompt(130)]
+        static.plan(lab.meta(parts, list(range(len(parts)))))
+        padded = torch.zeros(tokens, lab.num_heads, DIM)
+        count = sum(part.length - part.cached for part in parts)
+        padded[:count] = q[:count]
+        assert torch.equal(static.attend(padded, 0)[:count], whole[:count])
+        assert heights[-1] == used
+    assert heights[0] == ("triton", short)
 
 
 def test_tiles_that_start_at_the_chunk_would_be_seen() -> None:

@@ -11,9 +11,15 @@ from numpy.typing import NDArray
 from flashrec.attention.base import AttentionBackend, DecodeMeta, PrefillMeta, StaticPrefill
 from flashrec.batch import Activation, Attend, Quantized
 from flashrec.kernels.ops import Ops
-from flashrec.kernels.tiles import RowTiles, rows_per_tile, tile_table
+from flashrec.kernels.tiles import TALL_TILE_M, RowTiles, rows_per_tile, tile_table
 from flashrec.kvcache.pool import KVPool
 from flashrec.transfer import StaticBlock, upload_together
+
+TALL_TOKENS, TALL_CONTEXT = 4096, 2048
+"""A pass of that many tokens or more, one of them that far into its prompt, is cut into tall tiles.
+
+H200, 2026-12-01, short / tall in us: 32 x 303 82 / 90, 32 x 600 186 / 195, 8 x 1,000 104 / 106, 1 x 2,465 63 / 61,
+8 x 2,465 496 / 436. The bits are the same."""
 
 
 class PagedAttention(AttentionBackend):
@@ -29,25 +35,34 @@ class PagedAttention(AttentionBackend):
         self.quantize = quantize
         self.name = ops.chosen["shared_prefix_attention"]
         self.tile_rows = rows_per_tile(num_heads, pool.num_kv_heads)
+        self.tall_rows = rows_per_tile(num_heads, pool.num_kv_heads, TALL_TILE_M)
 
     def prefill(self, meta: PrefillMeta) -> Attend:
-        return self._causal(meta, meta.query_lens, meta.positions)
+        rows = self.prefill_tile_rows(len(meta.positions), max(meta.kv_lens))
+        return self._causal(meta, meta.query_lens, meta.positions, rows)
 
     def prefill_ends(self, meta: PrefillMeta) -> Attend:
-        return self._causal(meta, meta.end_lens, meta.positions[meta.ends])
+        return self._causal(meta, meta.end_lens, meta.positions[meta.ends], self.tile_rows)
+
+    def prefill_tile_rows(self, tokens: int, context: int) -> int:
+        """Query rows of a tile of a pass of ``tokens`` tokens whose furthest is number ``context`` of its prompt."""
+        tall = self.ops.tall_tiles and tokens >= TALL_TOKENS and context >= TALL_CONTEXT
+        return self.tall_rows if tall else self.tile_rows
 
     def static_prefill(self, tokens: int, requests: int, pages: int) -> StaticPrefill:
         return PagedStaticPrefill(self, tokens, requests, pages)
 
-    def _causal(self, meta: PrefillMeta, query_lens: Sequence[int], query_positions: NDArray[np.int32]) -> Attend:
+    def _causal(
+        self, meta: PrefillMeta, query_lens: Sequence[int], query_positions: NDArray[np.int32], tile_rows: int
+    ) -> Attend:
         device = self.pool.k.device
         kv_lens = np.array(meta.kv_lens, dtype=np.int32)
-        table = tile_table(query_lens, self.tile_rows)
+        table = tile_table(query_lens, tile_rows)
         page_table, kv_len, positions, *parts = upload_together(
             [meta.page_table, kv_lens, query_positions, *table], device
         )
         tiles = RowTiles(*parts)
-        return lambda q, layer: self.attend_prefill(q, layer, page_table, kv_len, positions, tiles)
+        return lambda q, layer: self.attend_prefill(q, layer, page_table, kv_len, positions, tiles, tile_rows)
 
     def attend_prefill(
         self,
@@ -57,6 +72,7 @@ class PagedAttention(AttentionBackend):
         kv_len: torch.Tensor,
         positions: torch.Tensor,
         tiles: RowTiles,
+        tile_rows: int,
     ) -> torch.Tensor:
         """Causal attention of queries [T, heads, d] over device copies of a :class:`PrefillMeta`'s fields."""
         pool = self.pool
@@ -69,7 +85,7 @@ class PagedAttention(AttentionBackend):
             kv_len,
             positions,
             tiles,
-            self.tile_rows,
+            tile_rows,
             self.scale,
             pool.k_scale[layer],
             pool.v_scale[layer],
@@ -109,7 +125,8 @@ class PagedStaticPrefill(StaticPrefill):
 
     def __init__(self, backend: PagedAttention, tokens: int, requests: int, pages: int) -> None:
         self.backend = backend
-        self.num_tiles = tokens // backend.tile_rows + requests
+        self.tile_rows = backend.prefill_tile_rows(tokens, pages * backend.pool.page_size)
+        self.num_tiles = tokens // self.tile_rows + requests
         # The scratch page is page 0, and a tile without rows is skipped.
         self.block = StaticBlock(
             {
@@ -129,19 +146,20 @@ class PagedStaticPrefill(StaticPrefill):
                 "page_table": meta.page_table,
                 "kv_len": np.array(meta.kv_lens),
                 "positions": meta.positions,
-                "tiles": tile_table(meta.query_lens, self.backend.tile_rows, self.num_tiles),
+                "tiles": tile_table(meta.query_lens, self.tile_rows, self.num_tiles),
                 "end_positions": meta.positions[meta.ends],
                 "end_tiles": tile_table(meta.end_lens, self.backend.tile_rows),
             }
         )
 
     def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
-        return self._attend(q, layer, "positions", "tiles")
+        return self._attend(q, layer, "positions", "tiles", self.tile_rows)
 
     def attend_ends(self, q: torch.Tensor, layer: int) -> torch.Tensor:
-        return self._attend(q, layer, "end_positions", "end_tiles")
+        return self._attend(q, layer, "end_positions", "end_tiles", self.backend.tile_rows)
 
-    def _attend(self, q: torch.Tensor, layer: int, positions: str, tiles: str) -> torch.Tensor:
+    def _attend(self, q: torch.Tensor, layer: int, positions: str, tiles: str, tile_rows: int) -> torch.Tensor:
         block = self.block
         cut = RowTiles(*block[tiles].unbind(0))
-        return self.backend.attend_prefill(q, layer, block["page_table"], block["kv_len"], block[positions], cut)
+        page_table, kv_len = block["page_table"], block["kv_len"]
+        return self.backend.attend_prefill(q, layer, page_table, kv_len, block[positions], cut, tile_rows)

@@ -1,4 +1,4 @@
-"""Do two matrix products give a row the same bits, at every number of rows? Asked of the device, at construction."""
+"""Do two implementations give a row the same bits? Asked of the device, at construction."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from flashrec.kernels.prefill_attention import paged_prefill_attention_triton
+from flashrec.kernels.prefill_attention_gluon import paged_prefill_attention_gluon
 from flashrec.kernels.quantize import quant_per_token, quantize_weight
+from flashrec.kernels.tiles import TALL_TILE_M, TILE_M, AttentionShape, RowTiles, row_tiles, rows_per_tile
 
 Product = Callable[..., torch.Tensor]
 
@@ -35,3 +38,36 @@ def first_difference(
                 if not torch.equal(product(*(part[:count] for part in rows), *rest), whole[:count]):
                     return f"{count} rows of a [{outs}, {size}] weight"
     return None
+
+
+PROMPTS = ((0, 2500), (1000, 1131), (0, 64), (700, 701))
+"""Cached and whole length of the prompts that the prefill kernels are tried on."""
+
+
+def prefill_difference(shape: AttentionShape, device: torch.device) -> str | None:
+    """Where tall tiles give a row other bits than short ones, or why they cannot be tried here, or ``None``."""
+    generator = torch.Generator(device).manual_seed(1)
+    pages = -(-max(length for _, length in PROMPTS) // shape.page_size)
+
+    def normal(rows: int, heads: int) -> torch.Tensor:
+        return torch.randn(rows, heads, shape.head_dim, generator=generator, device=device).bfloat16()
+
+    k, v = (normal(len(PROMPTS) * pages * shape.page_size, shape.kv_heads) for _ in range(2))
+    table = torch.arange(len(PROMPTS) * pages, dtype=torch.int32, device=device).view(len(PROMPTS), pages)
+    fresh = [length - cached for cached, length in PROMPTS]
+    q = normal(sum(fresh), shape.q_heads)
+    kv_len = torch.tensor([length for _, length in PROMPTS], dtype=torch.int32, device=device)
+    positions = torch.cat([torch.arange(*prompt, dtype=torch.int32, device=device) for prompt in PROMPTS])
+
+    def run(kernel: Product, tile_m: int) -> torch.Tensor:
+        height = rows_per_tile(shape.q_heads, shape.kv_heads, tile_m)
+        tiles = RowTiles(*(part.to(device) for part in row_tiles(fresh, height)))
+        place = (table, shape.page_size, kv_len, positions, tiles, height, shape.head_dim**-0.5, 1.0, 1.0)
+        return kernel(q, k, v, *place)
+
+    try:
+        tall = run(paged_prefill_attention_gluon, TALL_TILE_M)
+    except Exception as error:  # Gluon is experimental: another Triton's compiler may refuse it in any way.
+        return f"it does not compile here ({' '.join(str(error).split())[:200]})"
+    same = (tall == run(paged_prefill_attention_triton, TILE_M)).flatten(1).all(dim=1)
+    return None if bool(same.all()) else f"row {int(same.int().argmin())} of {len(same)}"

@@ -10,11 +10,14 @@ import torch
 
 from flashrec.errors import ConfigError
 from flashrec.kernels._triton import MODE, TritonMode
-from flashrec.kernels.agreement import first_difference
+from flashrec.kernels.agreement import first_difference, prefill_difference
 from flashrec.kernels.gemm import linear_fp8_triton, linear_triton
 from flashrec.kernels.gemm_plan import is_small
 from flashrec.kernels.linear import configure_cublas, linear_cublas, linear_fp8_scaled_mm
-from flashrec.kernels.registry import CUBLAS, REGISTRY, SCALED_MM, TRITON, Kernel
+from flashrec.kernels.prefill_attention import paged_prefill_attention_triton
+from flashrec.kernels.prefill_attention_gluon import is_tall, paged_prefill_attention_gluon, unfit
+from flashrec.kernels.registry import CUBLAS, GLUON, REGISTRY, SCALED_MM, TRITON, Kernel
+from flashrec.kernels.tiles import AttentionShape, RowTiles
 
 TORCH = "torch"
 UNUSED = "unused"
@@ -55,6 +58,11 @@ class Ops:
     choices: Mapping[str, Choice]
 
     @property
+    def tall_tiles(self) -> bool:
+        """Whether prefill attention takes tiles of ``TALL_TILE_M`` matrix rows beside those of ``TILE_M``."""
+        return self.paged_prefill_attention is prefill_by_tile_height
+
+    @property
     def chosen(self) -> dict[str, str]:
         """Implementation by operation, for ``/server_info``."""
         return {name: choice.implementation for name, choice in self.choices.items()}
@@ -67,6 +75,7 @@ def select_ops(
     *,
     kernels: Literal["auto", "torch"] = "auto",
     weights: Sequence[tuple[int, int]] = ((2048, 2048), (2048, 6144)),
+    attention: AttentionShape | None = None,
     enable_fused_rms_fp8: bool = True,
     enable_fused_silu_fp8: bool = True,
     enable_fused_qk_rope_kv: bool = True,
@@ -74,8 +83,9 @@ def select_ops(
     """Chooses every operation's implementation for a device, an activation dtype and the switches (SPEC M7).
 
     ``weights`` are (outputs, inputs) of the model's projections: on a GPU two products share each where they give
-    the same bits. The layers leave a fused operation alone when its switch is off; here that is only recorded. Raises
-    :class:`ConfigError` on a GPU where Triton is missing and ``kernels`` does not ask for PyTorch.
+    the same bits; two prefill kernels share ``attention`` in the same way (``None``: one serves all). The layers leave
+    a fused operation alone when its switch is off; here that is only recorded. Raises :class:`ConfigError` on a GPU
+    where Triton is missing and ``kernels`` does not ask for PyTorch.
     """
     if device.type != "cuda":
         callables, choices = _references(f"device {device.type} runs the plain PyTorch references")
@@ -83,7 +93,7 @@ def select_ops(
         configure_cublas()
         callables, choices = _references("kernels=torch was asked for")
     elif MODE is TritonMode.DEVICE:
-        callables, choices = _device_kernels(device, dtype, weights, quantization)
+        callables, choices = _device_kernels(device, dtype, weights, quantization, attention)
     else:
         raise ConfigError(f"kernels: Triton is {MODE.value} here; install flashrec[gpu], or ask for kernels=torch")
     plain_rope = kernels == "torch" and not enable_fused_qk_rope_kv
@@ -106,7 +116,11 @@ def _references(reason: str) -> tuple[dict[str, Kernel], dict[str, Choice]]:
 
 
 def _device_kernels(
-    device: torch.device, dtype: torch.dtype, weights: Sequence[tuple[int, int]], quantization: str
+    device: torch.device,
+    dtype: torch.dtype,
+    weights: Sequence[tuple[int, int]],
+    quantization: str,
+    attention: AttentionShape | None,
 ) -> tuple[dict[str, Kernel], dict[str, Choice]]:
     choices = {name: Choice(TRITON, "a GPU with Triton") for name in REGISTRY}
     if dtype == torch.float32:
@@ -119,6 +133,9 @@ def _device_kernels(
         callables["linear"], choices["linear"] = _bf16_product(device, weights)
         if quantization == "fp8":
             callables["linear_fp8"], choices["linear_fp8"] = _fp8_product(device, weights)
+        if attention is not None:
+            name = "paged_prefill_attention"
+            callables[name], choices[name] = _prefill_attention(device, attention)
     return callables, choices
 
 
@@ -177,3 +194,33 @@ def _bf16_product(device: torch.device, weights: Sequence[tuple[int, int]]) -> t
     said = f"{SMALL} {CUBLAS}" if different is None else TRITON
     reason = "split-K off" if different is None else f"split-K off; the two differ: {different}"
     return linear, Choice(f"{CUBLAS}; above K = {LONG_K} {said}", reason)
+
+
+def _prefill_attention(device: torch.device, shape: AttentionShape) -> tuple[Kernel, Choice]:
+    """Triton's kernel, and on a Hopper the one for long contexts beside it, where they agree to the bit."""
+    why_not = unfit(shape)
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        why_not = "this GPU is no Hopper"
+    if not why_not:
+        why_not = prefill_difference(shape, device) or ""
+    if why_not:
+        return paged_prefill_attention_triton, Choice(TRITON, f"{GLUON} not for long contexts: {why_not}")
+    return prefill_by_tile_height, Choice(f"{TRITON}; {GLUON} for long contexts", "the same bits on prompts tried")
+
+
+def prefill_by_tile_height(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    page_size: int,
+    kv_len: torch.Tensor,
+    positions: torch.Tensor,
+    tiles: RowTiles,
+    tile_rows: int,
+    *scales: float,
+) -> torch.Tensor:
+    """:func:`flashrec.kernels.prefill_attention.paged_prefill_attention` by the kernel that the tiles were cut for."""
+    shape = AttentionShape(q.shape[1], k_cache.shape[1], q.shape[2], page_size, k_cache.dtype)
+    kernel = paged_prefill_attention_gluon if is_tall(shape, tile_rows) else paged_prefill_attention_triton
+    return kernel(q, k_cache, v_cache, page_table, page_size, kv_len, positions, tiles, tile_rows, *scales)

@@ -13,6 +13,7 @@ from flashrec.kernels import (
     gemm,
     linear,
     prefill_attention,
+    prefill_attention_gluon,
     qk_norm_rope_store,
     quantize,
     rms_norm,
@@ -47,6 +48,7 @@ class KernelSpec:
 
 
 TRITON = "triton"
+GLUON = "gluon"
 CUBLAS = "cublaslt"
 SCALED_MM = "torch._scaled_mm"
 
@@ -87,7 +89,10 @@ _SPECS = (
     _spec(
         prefill_attention.paged_prefill_attention,
         Tolerance.MEASURED,
-        {TRITON: prefill_attention.paged_prefill_attention_triton},
+        {
+            TRITON: prefill_attention.paged_prefill_attention_triton,
+            GLUON: prefill_attention_gluon.paged_prefill_attention_gluon,
+        },
     ),
     _spec(trie_expand.trie_expand, Tolerance.MEASURED, {TRITON: trie_expand_triton.trie_expand_triton}),
 )

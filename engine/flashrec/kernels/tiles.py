@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,20 @@ TILE_M = 64
 H200, 2026-11-29, 16/8 heads of 128, pages of 64: 64 rows on 4 warps beat 128 on 8 in every shape tried; causal
 8 x 2,465: 456 us against 504, decode 8 x 512 rows over 2,465: 232 us against 266."""
 
+TALL_TILE_M = 128
+"""The same of a program of :mod:`flashrec.kernels.prefill_attention_gluon`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Heads, pages and dtype of a pool of keys and values, and the query heads that read it."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    kv_dtype: torch.dtype
+
 
 class RowTiles(NamedTuple):
     """Three int32 [num_tiles] tensors. A padding tile has ``rows`` 0 and is skipped."""
@@ -24,10 +39,10 @@ class RowTiles(NamedTuple):
     rows: torch.Tensor
 
 
-def rows_per_tile(num_q_heads: int, num_kv_heads: int) -> int:
-    """Query rows of one tile for this head layout: a power of two, at least 1."""
+def rows_per_tile(num_q_heads: int, num_kv_heads: int, tile_m: int = TILE_M) -> int:
+    """Query rows of one tile of ``tile_m`` matrix rows for this head layout: a power of two, at least 1."""
     group = num_q_heads // num_kv_heads
-    return max(1, TILE_M // (1 << (group - 1).bit_length()))
+    return max(1, tile_m // (1 << (group - 1).bit_length()))
 
 
 def count_row_tiles(rows: Sequence[int], tile: int) -> int:

@@ -15,7 +15,7 @@ from flashrec.attention.select import select_attention
 from flashrec.config import EngineConfig
 from flashrec.errors import CheckpointError, ConfigError
 from flashrec.kernels.ops import Ops, select_ops
-from flashrec.kernels.tiles import rows_per_tile
+from flashrec.kernels.tiles import AttentionShape, rows_per_tile
 from flashrec.kvcache.pool import KVPool
 from flashrec.kvcache.radix import RadixCache
 from flashrec.layers.rotary import RopeRung
@@ -85,6 +85,13 @@ def load_engine_parts(config: EngineConfig) -> Loaded:
         "fp8" if fp8 else "none",
         kernels="torch" if config.attention_backend == "torch" else "auto",
         weights=model_config.projection_sizes,
+        attention=AttentionShape(
+            model_config.num_heads,
+            model_config.num_kv_heads,
+            model_config.head_dim,
+            config.page_tokens,
+            memory.kv_dtype,
+        ),
         enable_fused_rms_fp8=config.enable_fused_rms_fp8,
         enable_fused_silu_fp8=config.enable_fused_silu_fp8,
         enable_fused_qk_rope_kv=config.enable_fused_qk_rope_kv,

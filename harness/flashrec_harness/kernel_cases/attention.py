@@ -10,8 +10,8 @@ import torch
 from hypothesis import strategies as st
 
 from flashrec.kernels.decode_attention_triton import SPLIT_TOKENS
-from flashrec.kernels.registry import TRITON
-from flashrec.kernels.tiles import RowTiles, count_row_tiles, row_tiles, rows_per_tile
+from flashrec.kernels.registry import GLUON, TRITON
+from flashrec.kernels.tiles import TALL_TILE_M, TILE_M, RowTiles, count_row_tiles, row_tiles, rows_per_tile
 from flashrec_harness.guarded import poison_
 from flashrec_harness.kernel_cases.base import Argument, Collect, Draws, KernelCase, Lane, Output, draws, exact
 from flashrec_harness.kernel_cases.pointwise import code_outputs
@@ -83,8 +83,12 @@ def _tiles(rows: Sequence[int], tile: int, device: torch.device) -> RowTiles:
     return RowTiles(*(part.to(device) for part in table))
 
 
-def _common(draw: st.DrawFn, lane: Lane) -> tuple[Draws, int, int, int, int, bool, tuple[float, float]]:
+def _common(
+    draw: st.DrawFn, lane: Lane, *, tall: bool = False
+) -> tuple[Draws, int, int, int, int, bool, tuple[float, float]]:
     data = draw(draws(lane))
+    if tall:
+        return data, *_GPU_HEADS[0], _PAGES[-1], False, (1.0, 1.0)
     q_heads, kv_heads, dim = draw(st.sampled_from(_GPU_HEADS if lane.compiled else _CPU_HEADS))
     fp8 = lane.compiled and draw(st.booleans())
     kv_scales = draw(st.sampled_from([(1.0, 1.0), (0.5, 0.25)])) if fp8 else (1.0, 1.0)
@@ -95,6 +99,21 @@ def _unfit(lane: Lane) -> dict[str, str]:
     if lane.compiled and lane.dtype == torch.float32:
         return {TRITON: "on a GPU float32 attention runs the reference"}
     return {}
+
+
+def _unfit_prefill(lane: Lane, tall: bool) -> dict[str, str]:
+    if tall:
+        return {TRITON: "tall tiles are the Gluon kernel's"}
+    return _unfit(lane) | {GLUON: "short tiles are the Triton kernel's" if _has_gluon(lane) else _NO_GLUON}
+
+
+_NO_GLUON = "the Gluon kernel runs on a Hopper, in bf16, and has no interpreter"
+
+
+def _has_gluon(lane: Lane) -> bool:
+    """On a CPU nothing compiled is run, but it is compiled for a Hopper."""
+    hopper = lane.device.type == "cpu" or torch.cuda.get_device_capability(lane.device) == (9, 0)
+    return lane.compiled and lane.dtype == torch.bfloat16 and hopper
 
 
 def _covered(lane: Lane, rows: int, *, codes: bool) -> Collect:
@@ -175,8 +194,9 @@ def decode_quant_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
 
 @st.composite
 def prefill_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
-    """:func:`flashrec.kernels.prefill_attention.paged_prefill_attention`, with cached prefixes."""
-    data, q_heads, kv_heads, dim, page_size, fp8, (k_scale, v_scale) = _common(draw, lane)
+    """:func:`flashrec.kernels.prefill_attention.paged_prefill_attention`: cached prefixes, tiles of both heights."""
+    tall = _has_gluon(lane) and draw(st.booleans())
+    data, q_heads, kv_heads, dim, page_size, fp8, (k_scale, v_scale) = _common(draw, lane, tall=tall)
     lengths = draw(st.lists(lane.pick(_CPU_LENGTHS, _PREFILL_LENGTHS), min_size=1, max_size=4 if lane.compiled else 2))
     cached = [draw(st.sampled_from(sorted({0, n // 2, n - 1}))) for n in lengths]
     fresh = [n - prefix for n, prefix in zip(lengths, cached, strict=True)]
@@ -185,13 +205,13 @@ def prefill_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
     q = data.normal(rows + spare, q_heads, dim)
     spans = [torch.arange(prefix, n) for prefix, n in zip(cached, lengths, strict=True)]
     positions = torch.cat([*spans, torch.zeros(spare)]).int().to(lane.device)
-    tile = rows_per_tile(q_heads, kv_heads)
+    tile = rows_per_tile(q_heads, kv_heads, TALL_TILE_M if tall else TILE_M)
     tiles = _tiles(fresh, tile, lane.device)
     kv_len = torch.tensor(lengths, dtype=torch.int32, device=lane.device)
     scale = dim**-0.5
     return KernelCase(
         f"lengths {lengths}, cached {cached}, pages of {page_size}, {q_heads}/{kv_heads} heads of {dim}, "
-        f"fp8 cache {fp8}",
+        f"fp8 cache {fp8}, tiles of {tile} rows",
         (
             Argument(q),
             Argument(pool.k),
@@ -221,5 +241,5 @@ def prefill_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
             1.0,
         ),
         _covered(lane, rows, codes=False),
-        _unfit(lane),
+        _unfit_prefill(lane, tall),
     )

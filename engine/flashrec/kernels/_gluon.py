@@ -1,0 +1,38 @@
+"""Gluon, Triton's lower layer, where this process compiles kernels; stand-ins that cannot be launched elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flashrec.kernels._triton import MODE, TritonMode
+
+__all__ = ["gl", "gluon_jit", "hopper", "tile_descriptor"]
+
+if TYPE_CHECKING or MODE is TritonMode.DEVICE:
+    import triton.experimental.gluon.language as gl
+    import triton.experimental.gluon.language.nvidia.hopper as hopper
+    from triton.experimental import gluon
+else:
+
+    class _NoGluon:
+        """Stands for Gluon's language; kernels that would use it are never launched."""
+
+        @staticmethod
+        def constexpr(value: Any) -> Any:
+            return value
+
+    gl = hopper = _NoGluon()
+
+
+def gluon_jit(function: Callable[..., Any]) -> Any:
+    """``gluon.jit`` where kernels are compiled. Elsewhere the function is returned as it is."""
+    return gluon.jit(function) if MODE is TritonMode.DEVICE else function
+
+
+def tile_descriptor(tensor: Any, rows: int, columns: int) -> Any:
+    """A host-side descriptor of bf16 ``tensor[slots, width]`` for the copy engine's tiles [rows, columns]."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    block = [rows, columns]
+    return TensorDescriptor.from_tensor(tensor, block, gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16))
