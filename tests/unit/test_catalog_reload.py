@@ -235,6 +235,21 @@ def test_a_new_revision_gets_the_graphs_that_the_old_one_had(engine: Engine, gra
     assert captured(graphs, 3) == captured(graphs, 5) == usual | {extra}
 
 
+def test_what_was_held_past_the_last_wave_goes_before_the_next_catalog_is_read(
+    engine: Engine, graphs: DecodeStage, shop: Path
+) -> None:
+    engine.load_catalog("default", shop / "2.json")
+    held = engine.catalogs.find(None)
+    for seed in (3, 1):
+        engine.load_catalog("default", shop / f"{seed}.json")
+    assert held is not None
+    assert captured(graphs, held.revision) != set(), "a front's request may still ask for it"
+    del held
+    with pytest.raises(CatalogError):
+        engine.load_catalog("default", shop / "missing.json")
+    assert captured(graphs, 2) == set()
+
+
 def test_filtered_programs_of_every_bucket_can_be_captured_ahead(
     engine: Engine, graphs: DecodeStage, shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

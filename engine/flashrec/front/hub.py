@@ -8,12 +8,12 @@ import logging
 import queue
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from flashrec.errors import CatalogStateError, EngineFault, FlashRecError
+from flashrec.errors import EngineFault, FlashRecError
 from flashrec.front.board import Board
 from flashrec.front.stored import store
 from flashrec.front.wire import (
@@ -21,6 +21,7 @@ from flashrec.front.wire import (
     Call,
     Cancel,
     Hello,
+    LetGo,
     Link,
     LinkClosed,
     Ready,
@@ -68,7 +69,7 @@ class Hub:
         with self._publishing:
             desk = Desk(self, link)
             desk.send(Hello(engine.config, engine.layout))
-            desk.send(Serve(next(self._numbers), self._places()))
+            self._publish([desk])
             self._desks.append(desk)
         desk.start()  # what has been sent before goes out together
         return desk
@@ -124,10 +125,7 @@ class Hub:
         change(**arguments)
         with self._changing:
             with self._publishing:
-                number, places = next(self._numbers), self._places()
-                desks = list(self._desks)
-                for desk in desks:
-                    desk.send(Serve(number, places))
+                number, desks = self._publish(self._desks), list(self._desks)
             for desk in desks:
                 if not desk.taken(number, _TAKE_TIMEOUT_S):
                     logger.error("a front process did not take the catalogs over in %g s: given up", _TAKE_TIMEOUT_S)
@@ -135,12 +133,13 @@ class Hub:
             with self._publishing:
                 self._forget()
 
-    def _places(self) -> dict[str, StoredPlace]:
-        places = self.scheduler.engine.catalogs.places()
-        return {
-            name: StoredPlace(self._store(place.active), None if place.standby is None else self._store(place.standby))
-            for name, place in places.items()
-        }
+    def _publish(self, desks: Sequence[Desk]) -> int:
+        """Tell fronts what the names stand for now; returns the number of the message."""
+        number, places = next(self._numbers), self.scheduler.engine.catalogs.places()
+        stored = {name: StoredPlace(*map(self._store, place.revisions)) for name, place in places.items()}
+        for desk in desks:
+            desk.serve(Serve(number, stored), [one for place in places.values() for one in place.revisions])
+        return number
 
     def _keep(self, served: ServedCatalog) -> None:
         """Write a new revision's files before it can go into service: without them no front could answer from it.
@@ -152,21 +151,12 @@ class Hub:
 
     def _store(self, served: ServedCatalog) -> StoredCatalog:
         if served.revision not in self._stored:
-            directory = self._directory / f"catalog-{served.revision}"
-            try:
-                self._stored[served.revision] = store(served, directory)
-            except OSError as error:
-                shutil.rmtree(directory, ignore_errors=True)
-                raise CatalogStateError(
-                    f"catalog {served.label}: its files for the other processes cannot be written to "
-                    f"{self._directory}: {error.strerror or error}; make room there, or set TMPDIR"
-                ) from None
+            self._stored[served.revision] = store(served, self._directory / f"catalog-{served.revision}")
         return self._stored[served.revision]
 
     def _forget(self) -> None:
         """Delete the files of what no name stands for; a front that still answers from it has them mapped."""
-        places = self.scheduler.engine.catalogs.places().values()
-        kept = {one.revision for place in places for one in (place.active, place.standby) if one is not None}
+        kept = {one.revision for place in self.scheduler.engine.catalogs.places().values() for one in place.revisions}
         newest = max(kept, default=0)  # what is newer has been written, and is about to go into service
         for revision in [number for number in self._stored if number not in kept and number < newest]:
             shutil.rmtree(self._stored.pop(revision).directory, ignore_errors=True)
@@ -181,6 +171,7 @@ class Desk:
         self._link = link
         self._outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._held: set[str] = set()
+        self._lent: dict[int, ServedCatalog] = {}
         self._state = threading.Condition()
         self._taken = -1
         self._gone = False
@@ -197,6 +188,13 @@ class Desk:
     def send(self, message: object) -> None:
         self._outbox.put(message)
 
+    def serve(self, message: Serve, revisions: Sequence[ServedCatalog]) -> None:
+        """Send the catalogs, and hold their revisions for as long as the front does: what it has read asks for them."""
+        with self._state:
+            if not self._gone:
+                self._lent |= {served.revision: served for served in revisions}
+        self.send(message)
+
     def taken(self, number: int, timeout: float) -> bool:
         """Whether the front has put :class:`Serve` ``number`` into force, or has gone, within ``timeout`` seconds."""
         with self._state:
@@ -209,6 +207,7 @@ class Desk:
                 return
             self._gone = True
             held, self._held = self._held, set()
+            self._lent.clear()
             self._state.notify_all()
         self._outbox.put(None)
         self._link.close()
@@ -231,7 +230,7 @@ class Desk:
             for message in self._link.receive():
                 self._act(message)
 
-    def _act(self, message: Submit | Cancel | Call | Taken | Ready | Span) -> None:
+    def _act(self, message: Submit | Cancel | Call | Taken | LetGo | Ready | Span) -> None:
         match message:
             case Span():
                 self._hub.scheduler.engine.profiler.add(message)
@@ -245,6 +244,8 @@ class Desk:
                 with self._state:
                     self._taken = max(self._taken, message.number)
                     self._state.notify_all()
+            case LetGo():
+                self._lent.pop(message.revision, None)
             case Ready():
                 if message.error is None:
                     self.ready.set_result(None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -21,6 +23,7 @@ from flashrec.front.wire import (
     Cancel,
     FoundSids,
     Hello,
+    LetGo,
     Link,
     LinkClosed,
     PackedResult,
@@ -41,7 +44,14 @@ from flashrec.torch_trace import Span
 
 
 class RemoteCatalogs(CatalogNames):
-    """The engine's catalogs, as it last told them; their host arrays are mapped, nothing is copied."""
+    """The engine's catalogs, as it last told them; their host arrays are mapped, nothing is copied.
+
+    ``let_go`` is called when nothing here holds a revision any more: on any thread, in the middle of anything.
+    """
+
+    def __init__(self, layout: SidLayout | None, let_go: Callable[[int], None]) -> None:
+        super().__init__(layout)
+        self._let_go = let_go
 
     def take(self, places: dict[str, StoredPlace]) -> None:
         """From now on the names stand for these."""
@@ -55,17 +65,18 @@ class RemoteCatalogs(CatalogNames):
         if known is None:
             assert self.layout is not None
             known = self._living[stored.revision] = load(stored, self.layout)
+            weakref.finalize(known, self._let_go, stored.revision).atexit = False
         return known
 
 
 class RemoteEngine:
     """What the server reads of the engine; see :class:`flashrec.server.backend.Engine`."""
 
-    def __init__(self, hello: Hello, tokenizer: Any, call: Callable[..., Any]) -> None:
+    def __init__(self, hello: Hello, tokenizer: Any, call: Callable[..., Any], let_go: Callable[[int], None]) -> None:
         self.config: EngineConfig = hello.engine_config
         self.layout: SidLayout | None = hello.layout
         self.tokenizer = tokenizer
-        self.catalogs = RemoteCatalogs(hello.layout)
+        self.catalogs = RemoteCatalogs(hello.layout, let_go)
         self._call = call
 
     @property
@@ -95,7 +106,9 @@ class RemoteScheduler:
     """
 
     def __init__(self, link: Link, hello: Hello, tokenizer: Any, board: Board) -> None:
-        self.engine = RemoteEngine(hello, tokenizer, self._call)
+        # Told by a thread of their own: whoever lets go of a revision may be in the middle of sending something else.
+        self._news: queue.SimpleQueue[Taken | LetGo | None] = queue.SimpleQueue()
+        self.engine = RemoteEngine(hello, tokenizer, self._call, lambda revision: self._news.put(LetGo(revision)))
         self.lost: Callable[[EngineFault], None] = lambda fault: None
         self._link = link
         self._board = board
@@ -105,6 +118,7 @@ class RemoteScheduler:
         self._state = threading.Condition()
         self._fault: EngineFault | None = None
         self._stopping = False
+        threading.Thread(target=self._tell, name="flashrec-tell", daemon=True).start()
 
     @property
     def queue_depth(self) -> int:
@@ -185,12 +199,13 @@ class RemoteScheduler:
                     future.set_exception(message.error)
             case Serve():
                 self.engine.catalogs.take(message.places)
-                self._send(Taken(message.number))
+                self._news.put(Taken(message.number))  # behind what went with the places before
 
     def lose(self) -> None:
         """The engine's process has gone."""
         fault = EngineFault("the engine's process has gone")
         self._end(fault)
+        self._news.put(None)
         self.lost(fault)
 
     def _place(self, name: str) -> Place:
@@ -230,7 +245,11 @@ class RemoteScheduler:
         self._send(Call(number, operation, arguments))
         return future.result()
 
-    def _send(self, message: Submit | Cancel | Call | Taken | Span) -> None:
+    def _tell(self) -> None:
+        while (message := self._news.get()) is not None:
+            self._send(message)
+
+    def _send(self, message: Submit | Cancel | Call | Taken | LetGo | Span) -> None:
         with contextlib.suppress(LinkClosed):  # the receiving thread finds out as well, and ends whatever waits
             self._link.send(message)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashrec.errors import CatalogStateError
 from flashrec.front.wire import StoredCatalog
 from flashrec.runtime.catalogs import ServedCatalog
 from flashrec.sid.catalog import Catalog
@@ -19,8 +20,19 @@ from flashrec.sid.strings import StringTable
 
 
 def store(served: ServedCatalog, directory: Path) -> StoredCatalog:
-    """Write a revision's arrays into ``directory``, which is made anew. Raises :class:`OSError`."""
-    catalog = served.catalog
+    """Write a revision's arrays into ``directory``, which is made anew. Raises :class:`CatalogStateError`."""
+    try:
+        _write(served.catalog, directory)
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise CatalogStateError(
+            f"catalog {served.label}: its files for the other processes cannot be written to "
+            f"{directory.parent}: {error.strerror or error}; make room there, or set TMPDIR"
+        ) from None
+    return StoredCatalog(served.name, served.revision, served.device_bytes, directory)
+
+
+def _write(catalog: Catalog, directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)  # what a full disk left of an earlier attempt
     directory.mkdir()
     arrays: dict[str, NDArray[np.generic]] = {
@@ -41,7 +53,6 @@ def store(served: ServedCatalog, directory: Path) -> StoredCatalog:
         "duplicates": catalog.duplicates,
     }
     (directory / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-    return StoredCatalog(served.name, served.revision, served.device_bytes, directory)
 
 
 def load(stored: StoredCatalog, layout: SidLayout) -> ServedCatalog:

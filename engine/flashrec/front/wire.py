@@ -61,6 +61,13 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
+class LetGo:
+    """Front: nothing here holds this revision of a catalog any more, and nothing will ask for it."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoredCatalog:
     """A revision of a catalog whose arrays lie in the files of ``directory``: see :mod:`.stored`."""
 
@@ -75,7 +82,7 @@ class StoredPlace:
     """What a name stands for."""
 
     active: StoredCatalog
-    standby: StoredCatalog | None
+    standby: StoredCatalog | None = None
 
 
 @dataclass(frozen=True, slots=True)

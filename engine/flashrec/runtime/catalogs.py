@@ -62,6 +62,11 @@ class Place:
     active: ServedCatalog
     standby: ServedCatalog | None = None
 
+    @property
+    def revisions(self) -> tuple[ServedCatalog, ...]:
+        """Both, or the one that there is."""
+        return (self.active,) if self.standby is None else (self.active, self.standby)
+
 
 class CatalogNames:
     """What the served names stand for; any thread may look."""

@@ -53,6 +53,7 @@ class Reload:
         if not self._changing.acquire(blocking=False):
             raise CatalogStateError("another catalog is being loaded: wait for it")
         try:
+            turn(self.tidy)  # what was held until after the last wave makes room for the new one
             served = self.catalogs.read(name, path)
             self.capture(served, like=self._in_service(name), turn=turn)
             self.catalogs.on_read(served)

@@ -167,6 +167,8 @@ class _Submission:
         for request, future in zip(self._requests, self.futures, strict=False):
             if not future.done():
                 self._scheduler.cancel(request.rid)
+        # A future holds its error, whose traceback holds frames that hold the future: a circle around the catalogs.
+        self.futures.clear()
 
 
 async def _await_results(
@@ -190,6 +192,7 @@ async def _await_results(
     finally:
         # The futures stay: cancelling one would race the engine thread that is about to set its result.
         gone.cancel()
+        del results  # which holds its error, as in cancel_unfinished
 
 
 def _retrieved(results: asyncio.Future[list[Result]]) -> None:
