@@ -1,8 +1,11 @@
-"""A client that costs little beside the server: one keep-alive connection a thread, and ways to behave badly."""
+"""A client that costs little beside the server: one keep-alive connection a thread, and ways to behave badly.
+
+An answer to the standard library's client takes 0.4 ms of a core, of which most goes into its headers, and that time
+would be charged to the server (Xeon, 13 KB, 2026-12-01).
+"""
 
 from __future__ import annotations
 
-import http.client
 import socket
 import struct
 import threading
@@ -16,7 +19,6 @@ import orjson
 TIMEOUT_S = 120.0
 _IDLE_S = 20.0
 """A connection that has rested for so long is not used again: the server may be closing it just now."""
-_JSON = {"Content-Type": "application/json"}
 
 
 class HangError(RuntimeError):
@@ -39,7 +41,7 @@ class Client:
         assert where.hostname is not None
         self._host, self._port = where.hostname, where.port or 80
         self._own = threading.local()
-        self._all: list[http.client.HTTPConnection] = []
+        self._all: list[socket.socket] = []
 
     def __enter__(self) -> Self:
         return self
@@ -70,37 +72,68 @@ class Client:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def _send(self, method: str, path: str, payload: bytes | None) -> Reply:
+        head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
+        if payload is not None:
+            head += f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n"
         connection = self._connection()
         try:
-            connection.request(method, path, payload, _JSON if payload is not None else {})
-            answer = connection.getresponse()
-            content = answer.read()
+            connection.sendall(head.encode() + b"\r\n" + (payload or b""))
+            status, headers, content = _answer(connection)
         except TimeoutError:
             self._drop()
             raise HangError(f"{method} {path}: no answer in {TIMEOUT_S:g} s") from None
-        except (http.client.HTTPException, OSError):
+        except OSError:
             self._drop()
             raise
-        return Reply(answer.status, content)
+        if headers.get(b"connection", b"").lower() == b"close":
+            self._drop()
+        return Reply(status, content)
 
-    def _connection(self) -> http.client.HTTPConnection:
+    def _connection(self) -> socket.socket:
         """This thread's connection, a fresh one where it has none or one that rested."""
         now = time.monotonic()
         if now - getattr(self._own, "used", -_IDLE_S) >= _IDLE_S:
             self._drop()
         self._own.used = now
         if getattr(self._own, "connection", None) is None:
-            self._own.connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+            self._own.connection = socket.create_connection((self._host, self._port), timeout=TIMEOUT_S)
+            self._own.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._all.append(self._own.connection)
-        connection: http.client.HTTPConnection = self._own.connection
+        connection: socket.socket = self._own.connection
         return connection
 
     def _drop(self) -> None:
-        connection: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
+        connection: socket.socket | None = getattr(self._own, "connection", None)
         if connection is not None:
             connection.close()
             self._all.remove(connection)
         self._own.connection = None
+
+
+def _answer(connection: socket.socket) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Status, headers and body of the next answer. Raises :class:`ConnectionError` for half an answer, or one whose
+    length is not said beforehand."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += _more(connection)
+    head, _, content = data.partition(b"\r\n\r\n")
+    status, *lines = head.split(b"\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+    length = headers.get(b"content-length", b"0" if status.split()[1] == b"204" else b"")
+    if not length.isdigit():
+        raise ConnectionError("the answer has no Content-Length; this client reads no other")
+    parts, missing = [content], int(length) - len(content)
+    while missing > 0:
+        parts.append(_more(connection))
+        missing -= len(parts[-1])
+    return int(status.split()[1]), headers, b"".join(parts)
+
+
+def _more(connection: socket.socket) -> bytes:
+    data = connection.recv(1 << 18)
+    if not data:
+        raise ConnectionResetError("the server closed the connection before its answer was whole")
+    return data
 
 
 def json_of(reply: Reply) -> dict[str, object]:

@@ -82,6 +82,26 @@ def _accept_scalar_bounds() -> None:
     interpreter._patch_lang_tensor = patch_tensor_and_index
 
 
+def _multiply_widely() -> None:
+    """Lets a row of a product have the same bits wherever it stands in its tile, on every CPU.
+
+    The interpreter leaves products to NumPy's BLAS, whose kernels add up the rows at a tile's edge in another order
+    (OpenBLAS 0.3.31 on a Zen 3, 2026-12-01; on a Xeon they do not). In float64 that is lost in the rounding to float32.
+    """
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    create_dot = interpreter.InterpreterBuilder.create_dot
+
+    def wide(handle: Any) -> Any:
+        data = handle.data
+        return interpreter.TensorHandle(data.astype("float64"), tl.float64) if data.dtype.kind == "f" else handle
+
+    def create_wide_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        product = create_dot(self, wide(a), wide(b), wide(d), *options)
+        return interpreter.TensorHandle(product.data.astype(d.data.dtype), d.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_dot = create_wide_dot
+
+
 def _detect() -> TritonMode:
     if importlib.util.find_spec("triton") is None:
         return TritonMode.ABSENT
@@ -90,6 +110,7 @@ def _detect() -> TritonMode:
     _interpret_standard_functions()
     _import_gluon()
     _accept_scalar_bounds()
+    _multiply_widely()
     return TritonMode.INTERPRETER
 
 
