@@ -29,6 +29,7 @@ from flashrec_harness.tracing.reader import TraceError, wait_until_complete
 FLUSH_TIMEOUT_S = 180.0
 _ROUNDS, _BUSY_ROUNDS = 6, 24
 """Requests of each client at least."""
+_WARM_UP_ROUNDS = 2
 _FUSED_PROJECTIONS = 4
 """FP8 GEMMs of a layer (SPEC M4): QKV, attention output, gate/up, down."""
 
@@ -68,7 +69,9 @@ def run(context: SuiteContext, load: TraceLoad | None = None) -> list[Check]:
     if load.context is None:
         prompts = material.history_prompts(requests)
     else:
-        prompts = material.random_prompts(requests, load.context, context.seed)
+        # None comes twice: a prompt from the prefix cache is hardly any work.
+        count = requests + _WARM_UP_ROUNDS * load.concurrency
+        prompts = material.random_prompts(count, load.context, context.seed)
     with _server(context) as url:
         gemms = fp8_gemms(context.model_path, url)
         try:
@@ -122,7 +125,7 @@ def record(
     bodies = [orjson.dumps(Generate().body(ids, load.beam, None)) for ids in prompts]
     fleet = Fleet(url, bodies, load.processes)
     try:
-        fleet.load(2 * load.concurrency, load.concurrency)
+        fleet.load(_WARM_UP_ROUNDS * load.concurrency, load.concurrency)
         with httpx.Client(base_url=url, timeout=FLUSH_TIMEOUT_S, trust_env=False) as client:
             options = {"profile_prefix": "harness", "with_stack": load.busy is None, "record_shapes": False}
             client.post("/start_profile", json=options).raise_for_status()

@@ -14,6 +14,7 @@ from simulated_engine import workload
 from flashrec.errors import ConfigError
 from flashrec_harness.outcome import Outcome
 from flashrec_harness.perf.sweep import Point, check, measure_sweep
+from flashrec_harness.perf.worker import prompts_of
 from flashrec_harness.perf.workload import Cell, Sweep, from_json, load_workload
 
 SERVICE_S = 0.008
@@ -25,6 +26,10 @@ class OneServer:
     def __init__(self) -> None:
         self._busy = threading.Lock()
         self.cells: list[Cell] = []
+        self.flushed = 0
+
+    def flush(self) -> None:
+        self.flushed += 1
 
     def prepare(self, cell: Cell, _: Sequence[Any]) -> None:
         self.cells.append(cell)
@@ -36,7 +41,9 @@ class OneServer:
 
 def test_the_knee_of_a_queue_lies_at_its_capacity() -> None:
     sweep = Sweep(n=10, shares=(0.2, 1.6), target_ms=80.0, concurrency=4, seconds=1.0)
-    found = measure_sweep(OneServer(), sweep, [(1,)], seed=0)  # type: ignore[arg-type]
+    server = OneServer()
+    found = measure_sweep(server, sweep, [(1,)], seed=0)  # type: ignore[arg-type]
+    assert server.flushed == 0
     below, above = (Point(**point) for point in found["points"])
     assert found["capacity"] < 1 / SERVICE_S
     assert below.rate == pytest.approx(0.2 * found["capacity"])
@@ -44,6 +51,24 @@ def test_the_knee_of_a_queue_lies_at_its_capacity() -> None:
     assert below.goodput == pytest.approx(below.throughput)
     assert above.goodput < 0.6 * above.rate
     assert above.throughput < 1 / SERVICE_S
+
+
+def test_a_sweep_of_random_prompts_begins_each_load_with_an_empty_cache() -> None:
+    server = OneServer()
+    sweep = Sweep(n=10, context=8, shares=(0.2, 0.4), target_ms=80.0, concurrency=2, seconds=0.1)
+    measure_sweep(server, sweep, [(1,)], seed=0)  # type: ignore[arg-type]
+    assert server.flushed == 3 + len(sweep.shares)
+    arrivals = load_workload("arrivals")
+    assert arrivals.sweep is not None
+    drawn = prompts_of(Drawing(), arrivals, arrivals.sweep)  # type: ignore[arg-type]
+    assert drawn == [(303, 4096)]
+
+
+class Drawing:
+    """Says what it was asked for in place of prompts."""
+
+    def random_prompts(self, count: int, tokens: int, _: int) -> list[tuple[int, int]]:
+        return [(tokens, count)]
 
 
 def found_in(*processes: list[Point]) -> list[dict[str, Any]]:

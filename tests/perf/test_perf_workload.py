@@ -43,7 +43,7 @@ def test_malformed_workloads_are_usage_errors(body: dict[str, object], message: 
 
 
 def test_unknown_names_and_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there are anchors, matrix, quick, serving"):
+    with pytest.raises(ConfigError, match="there are anchors, arrivals, matrix, quick, serving"):
         load_workload("fast")
     with pytest.raises(ConfigError, match="no such file"):
         load_workload(str(tmp_path / "w.json"))

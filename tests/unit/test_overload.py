@@ -197,6 +197,44 @@ def test_the_cores_of_a_load_are_those_that_its_clients_kept_busy(monkeypatch: p
     assert found[Computing] <= 1.1
 
 
+def _sent(plans: list[fleet.Plan]) -> list[bytes]:
+    return [one.payloads[(one.first + index) % len(one.payloads)] for one in plans for index in range(one.requests)]
+
+
+def test_no_payload_comes_twice_before_all_have_been_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the server would answer it from its prefix cache: 24 payloads, of 4 processes and over two loads."""
+    monkeypatch.setattr(fleet, "ProcessPoolExecutor", lambda *_, **__: None)
+    payloads = [b"%d" % number for number in range(24)]
+    load = fleet.Fleet("http://nowhere", payloads, 4)
+    first, second = _sent(load.plans(8, 4)), _sent(load.plans(16, 4, rate=5.0))
+    assert sorted(first + second) == sorted(payloads)
+    assert sorted(_sent(load.plans(8, 4))) == sorted(first)
+    few = fleet.Fleet("http://nowhere", payloads[:3], 4)
+    assert set(_sent(few.plans(4, 4))) == set(payloads[:3])
+
+
+def test_a_process_sends_on_from_where_its_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[bytes] = []
+
+    class Noting:
+        def __init__(self, url: str) -> None: ...
+
+        def __enter__(self) -> Noting:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def post(self, path: str, body: bytes) -> Reply:
+            bodies.append(body)
+            return Reply(200, b"")
+
+    monkeypatch.setattr(fleet, "Client", Noting)
+    load = fleet.Fleet("http://nowhere", [b"0", b"1", b"2"], 1)
+    load.load(2, 1)
+    load.load(2, 1)
+    assert bodies == [b"0", b"1", b"2", b"0"]
+
+
 def test_no_round_shares_a_capacity_with_another() -> None:
     """Rounds that share one are not independent, and their interval is too narrow."""
     measured = iter(range(1, 100))

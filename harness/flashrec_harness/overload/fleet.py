@@ -36,11 +36,12 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one client process sends: ``requests`` of ``payloads`` in turn, at ``rate`` per second or, without one,
-    from ``concurrency`` clients in a closed loop."""
+    """What a client process sends: ``requests`` of ``payloads`` in turn, from ``first`` on, at ``rate`` per second or,
+    without one, from ``concurrency`` clients in a closed loop."""
 
     url: str
     payloads: Sequence[bytes]
+    first: int
     requests: int
     concurrency: int
     rate: float | None
@@ -55,7 +56,7 @@ def fire(plan: Plan) -> tuple[list[Shot], float]:
 
         def send(index: int) -> None:
             start = time.time()
-            status = client.post("/generate", plan.payloads[index % len(plan.payloads)]).status
+            status = client.post("/generate", plan.payloads[(plan.first + index) % len(plan.payloads)]).status
             end = time.time()
             shots.append(Shot(status, end - start, end))
 
@@ -67,10 +68,13 @@ def fire(plan: Plan) -> tuple[list[Shot], float]:
 
 
 class Fleet:
-    """Client processes that share a load evenly; one of them is this process."""
+    """Client processes that share a load evenly, each with payloads of its own where there are enough; one of them is
+    this process. A load goes on where the one before ended: a payload comes again when all have been sent."""
 
     def __init__(self, url: str, payloads: Sequence[bytes], clients: int) -> None:
-        self._url, self._payloads, self._clients = url, payloads, clients
+        self._url, self._clients = url, clients
+        self._payloads = [payloads[number::clients] or payloads for number in range(clients)]
+        self._sent = 0
         self._pool = None
         if clients > 1:
             self._pool = ProcessPoolExecutor(clients, mp_context=multiprocessing.get_context("spawn"))
@@ -81,22 +85,29 @@ class Fleet:
 
     def load(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> Load:
         """Send ``requests`` and wait for every answer."""
-        share = self._clients
-        plans = [
-            Plan(
-                self._url,
-                self._payloads,
-                max(1, requests // share),
-                max(1, concurrency // share),
-                None if rate is None else rate / share,
-                seed * share + number,
-            )
-            for number in range(share)
-        ]
+        plans = self.plans(requests, concurrency, rate, seed)
         start = time.perf_counter()
         found = list(map(fire, plans) if self._pool is None else self._pool.map(fire, plans))
         seconds = time.perf_counter() - start
         return Load([shot for shots, _ in found for shot in shots], sum(spent for _, spent in found) / seconds)
+
+    def plans(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> list[Plan]:
+        """The next load, a plan for each client process."""
+        share = self._clients
+        each = max(1, requests // share)
+        first, self._sent = self._sent, self._sent + each
+        return [
+            Plan(
+                self._url,
+                payloads,
+                first,
+                each,
+                max(1, concurrency // share),
+                None if rate is None else rate / share,
+                seed * share + number,
+            )
+            for number, payloads in enumerate(self._payloads)
+        ]
 
 
 def steady_rate(shots: Sequence[Shot]) -> float:

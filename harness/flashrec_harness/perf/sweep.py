@@ -34,14 +34,20 @@ def measure_sweep(subject: Subject, sweep: Sweep, prompts: Sequence[Prompt], see
     """The capacity of a closed loop, then one open loop at each share of it; plain data."""
     cell = Cell(n=sweep.n, concurrency=sweep.concurrency, drive="closed", requests=sweep.concurrency)
     subject.prepare(cell, prompts)
-    closed_loop(subject.send, 2 * sweep.concurrency, sweep.concurrency)
-    pilot = closed_loop(subject.send, 4 * sweep.concurrency, sweep.concurrency).throughput
-    requests = max(4 * sweep.concurrency, round(pilot * sweep.seconds))
-    capacity = closed_loop(subject.send, requests, sweep.concurrency).throughput
+    before = subject.flush if sweep.context is not None else lambda: None
+
+    def closed(requests: int) -> float:
+        before()
+        return closed_loop(subject.send, requests, sweep.concurrency).throughput
+
+    closed(2 * sweep.concurrency)
+    pilot = closed(4 * sweep.concurrency)
+    capacity = closed(max(4 * sweep.concurrency, round(pilot * sweep.seconds)))
     points = []
     for share in sweep.shares:
         rate = share * capacity
         requests = max(_FEWEST, round(rate * sweep.seconds))
+        before()
         points.append(asdict(_point(share, rate, open_loop(subject.send, requests, rate, seed=seed), sweep.target_ms)))
     return {"capacity": capacity, "points": points}
 

@@ -25,7 +25,7 @@ from flashrec_harness.perf import profiled
 from flashrec_harness.perf.rounds import CellRounds, time_rounds
 from flashrec_harness.perf.subjects import EngineSubject, HttpSubject, Subject
 from flashrec_harness.perf.sweep import measure_sweep
-from flashrec_harness.perf.workload import Cell, Workload, from_json
+from flashrec_harness.perf.workload import Cell, Sweep, Workload, from_json
 from flashrec_harness.planting import planted
 
 Yardstick = Literal["transformers", "sglang"]
@@ -81,11 +81,11 @@ def _open(task: Task, workload: Workload, material: Material) -> Subject:
     return TransformersSubject(task.context(), workload, material)
 
 
-def cell_prompts(material: Material, workload: Workload, cell: Cell) -> list[Prompt]:
-    """The prompts that a cell sends in turn, the same in every process."""
-    if cell.context is None:
+def prompts_of(material: Material, workload: Workload, place: Cell | Sweep) -> list[Prompt]:
+    """The prompts that a cell or a sweep sends in turn, the same in every process."""
+    if place.context is None:
         return material.history_prompts(workload.prompts)
-    return material.random_prompts(workload.prompts, cell.context, workload.seed)
+    return material.random_prompts(workload.prompts, place.context, workload.seed)
 
 
 def measure_cell(subject: Subject, workload: Workload, cell: Cell, prompts: list[Prompt]) -> CellRounds:
@@ -114,7 +114,7 @@ def measure_cell(subject: Subject, workload: Workload, cell: Cell, prompts: list
 def _sweep(subject: Subject, workload: Workload, material: Material) -> dict[str, Any]:
     if workload.sweep is None:
         return {}
-    return measure_sweep(subject, workload.sweep, material.history_prompts(workload.prompts), workload.seed)
+    return measure_sweep(subject, workload.sweep, prompts_of(material, workload, workload.sweep), workload.seed)
 
 
 def measure(task: Task) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def measure(task: Task) -> dict[str, Any]:
     digests: dict[str, str] = {}
     try:
         for cell in workload.cells:
-            prompts = cell_prompts(material, workload, cell)
+            prompts = prompts_of(material, workload, cell)
             digests[cell.name] = prompts_digest(prompts)
             cells[cell.name] = measure_cell(subject, workload, cell, prompts).as_json()
         swept = _sweep(subject, workload, material) if task.subject in ("engine", "http") else {}

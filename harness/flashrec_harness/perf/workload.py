@@ -58,11 +58,16 @@ class Cell:
 class Sweep:
     """Open loops at ``shares`` of the capacity that a closed loop of ``concurrency`` clients has, for ``seconds``
     each: how many requests of width ``n`` are answered within ``target_ms``. Reported, not compared with a baseline,
-    since its rates are the machine's own."""
+    since its rates are the machine's own.
+
+    ``context`` is the prompt length in random tokens, each loop with an empty prefix cache; ``None`` for prompts from
+    real histories, which stay cached.
+    """
 
     n: int
     shares: tuple[float, ...]
     target_ms: float
+    context: int | None = None
     concurrency: int = 32
     seconds: float = 5.0
 
