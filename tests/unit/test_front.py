@@ -24,7 +24,8 @@ from test_server_process import Served
 from flashrec import Engine, EngineConfig, Request
 from flashrec.errors import CatalogStateError, ConfigError, EngineFault, NonFiniteError, QueueFullError, RequestError
 from flashrec.front.board import Board
-from flashrec.front.hub import Desk, Hub
+from flashrec.front.desk import Desk
+from flashrec.front.hub import Hub
 from flashrec.front.remote import RemoteScheduler, unpack
 from flashrec.front.serve import bind_shared
 from flashrec.front.stored import load, store
@@ -32,6 +33,7 @@ from flashrec.front.wire import Hello, InternalError, Link, LinkClosed, Serve, p
 from flashrec.request import Beam, LazyBeams
 from flashrec.server.errors import as_api_error
 from flashrec.server.run import bind, claim
+from flashrec.torch_trace import Span
 
 BODY = b'{"input_ids": [1]}'
 HEAD = (
@@ -173,6 +175,35 @@ def test_calls_cross_with_their_results_and_errors(pair: Pair) -> None:
     assert pair.front.engine.profiler.status()["state"] == "idle"
     with pytest.raises(CatalogStateError, match="no other revision"):
         pair.front.rollback_catalog("default")
+
+
+def test_spans_come_together_and_all_of_them_before_recording_ends(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both fronts, whichever of them is asked to stop."""
+    seen: list[Span] = []
+    monkeypatch.setattr(pair.fake.engine.profiler, "add", seen.append)
+    shared = pair.front._board
+    _, other, _ = connect(pair.hub, shared)
+    sent: list[int] = []
+    for front in (pair.front, other):
+        send = front._link.send
+
+        def counting(*messages: object, send: Any = send) -> None:
+            sent.append(len(messages))
+            send(*messages)
+
+        monkeypatch.setattr(front._link, "send", counting)
+    pair.front.show(Span("flashrec.respond", 1, 1, 0, 1))  # nothing records: dropped
+    for ending in (pair.front.stop_profile, lambda: wait_until(lambda: len(seen) == 40)):
+        shared.post(0, 0, recording=True)
+        sent.clear()
+        seen.clear()
+        for number in range(20):
+            for process, front in enumerate((pair.front, other)):
+                front.show(Span("flashrec.respond", process, 1, number, number + 1))
+        ending()
+        for process in range(2):
+            assert [span.start_ns for span in seen if span.process == process] == list(range(20))
+        assert len(sent) < 10
 
 
 def test_catalogs_are_in_force_at_every_front_when_a_change_returns(pair: Pair, tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from types import FrameType
 
 from flashrec.errors import EngineFault
 from flashrec.front.board import Board
-from flashrec.front.hub import Desk, Hub
+from flashrec.front.desk import Desk
+from flashrec.front.hub import Hub
 from flashrec.front.process import Post, run_front
 from flashrec.front.wire import Drain, Link
 from flashrec.runtime.scheduler import Scheduler

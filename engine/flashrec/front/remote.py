@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -41,6 +42,8 @@ from flashrec.runtime.results import WaveBeams
 from flashrec.sid.catalog import Catalog
 from flashrec.sid.layout import SidLayout
 from flashrec.torch_trace import Span
+
+_SPANS_TOGETHER_S = 0.25
 
 
 class RemoteCatalogs(CatalogNames):
@@ -107,7 +110,7 @@ class RemoteScheduler:
 
     def __init__(self, link: Link, hello: Hello, tokenizer: Any, board: Board) -> None:
         # Told by a thread of their own: whoever lets go of a revision may be in the middle of sending something else.
-        self._news: queue.SimpleQueue[Taken | LetGo | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Taken | LetGo | Span | None] = queue.SimpleQueue()
         self.engine = RemoteEngine(hello, tokenizer, self._call, lambda revision: self._news.put(LetGo(revision)))
         self.lost: Callable[[EngineFault], None] = lambda fault: None
         self._link = link
@@ -172,7 +175,7 @@ class RemoteScheduler:
     def show(self, span: Span) -> None:
         """A span of this process, for the trace that the engine's process records, if it does."""
         if self._board.recording:
-            self._send(span)
+            self._news.put(span)
 
     def drain(self, timeout: float) -> bool:
         """Refuse new requests and wait for those of this process; False when some are left."""
@@ -246,12 +249,20 @@ class RemoteScheduler:
         return future.result()
 
     def _tell(self) -> None:
-        while (message := self._news.get()) is not None:
-            self._send(message)
+        """Send the news; spans together, since each message costs the engine's thread the interpreter for a while."""
+        while (first := self._news.get()) is not None:
+            news: list[Any] = [first]
+            patience = time.monotonic() + _SPANS_TOGETHER_S
+            while isinstance(news[-1], Span) and (left := patience - time.monotonic()) > 0:
+                with contextlib.suppress(queue.Empty):
+                    news.append(self._news.get(timeout=left))
+            if news[-1] is None:
+                return
+            self._send(*news)
 
-    def _send(self, message: Submit | Cancel | Call | Taken | LetGo | Span) -> None:
+    def _send(self, *messages: Submit | Cancel | Call | Taken | LetGo | Span) -> None:
         with contextlib.suppress(LinkClosed):  # the receiving thread finds out as well, and ends whatever waits
-            self._link.send(message)
+            self._link.send(*messages)
 
     def _end(self, fault: EngineFault) -> None:
         with self._state:
