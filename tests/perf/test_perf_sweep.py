@@ -12,7 +12,11 @@ import pytest
 from simulated_engine import workload
 
 from flashrec.errors import ConfigError
+from flashrec_harness.http_client import Reply
 from flashrec_harness.outcome import Outcome
+from flashrec_harness.overload import fleet
+from flashrec_harness.overload.fleet import Shot
+from flashrec_harness.perf.drivers import Processes, Threads, result_of
 from flashrec_harness.perf.sweep import Point, check, measure_sweep
 from flashrec_harness.perf.worker import prompts_of
 from flashrec_harness.perf.workload import Cell, Sweep, from_json, load_workload
@@ -42,7 +46,7 @@ class OneServer:
 def test_the_knee_of_a_queue_lies_at_its_capacity() -> None:
     sweep = Sweep(n=10, shares=(0.2, 1.6), target_ms=80.0, concurrency=4, seconds=1.0)
     server = OneServer()
-    found = measure_sweep(server, sweep, [(1,)], seed=0)  # type: ignore[arg-type]
+    found = measure_sweep(Threads(server, sweep, [(1,)]), sweep, seed=0)  # type: ignore[arg-type]
     assert server.flushed == 0
     below, above = (Point(**point) for point in found["points"])
     assert found["capacity"] < 1 / SERVICE_S
@@ -56,12 +60,70 @@ def test_the_knee_of_a_queue_lies_at_its_capacity() -> None:
 def test_a_sweep_of_random_prompts_begins_each_load_with_an_empty_cache() -> None:
     server = OneServer()
     sweep = Sweep(n=10, context=8, shares=(0.2, 0.4), target_ms=80.0, concurrency=2, seconds=0.1)
-    measure_sweep(server, sweep, [(1,)], seed=0)  # type: ignore[arg-type]
+    measure_sweep(Threads(server, sweep, [(1,)]), sweep, seed=0)  # type: ignore[arg-type]
     assert server.flushed == 3 + len(sweep.shares)
     arrivals = load_workload("arrivals")
     assert arrivals.sweep is not None
     drawn = prompts_of(Drawing(), arrivals, arrivals.sweep)  # type: ignore[arg-type]
     assert drawn == [(303, 4096)]
+
+
+def test_client_processes_share_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load of two processes as one: due times in order, a refusal and a lost request as failures."""
+    monkeypatch.setattr(fleet, "ProcessPoolExecutor", lambda *_, **__: None)
+
+    class Server:
+        url, path = "http://nowhere", "/generate"
+
+        def bodies(self, prompts: Sequence[Any], n: int) -> list[bytes]:
+            return [b"%d" % (10 * prompt[0] + n) for prompt in prompts]
+
+        def flush(self) -> None: ...
+
+    sweep = Sweep(n=3, shares=(0.5,), target_ms=1.0, concurrency=4, clients=2)
+    processes = Processes(Server(), sweep, [(number,) for number in range(4)])  # type: ignore[arg-type]
+    plans: list[fleet.Plan] = []
+    shots = [Shot(200, 0.1, 1001.0, late=0.2), Shot(503, 0.0, 1000.6), Shot(200, 0.5, 1000.5)]
+
+    def load(requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> fleet.Load:
+        plans.extend(processes._fleet.plans(requests, concurrency, rate, seed))
+        return fleet.Load(shots, 0.0)
+
+    monkeypatch.setattr(processes._fleet, "load", load)
+    found = processes.open(3, 8.0, seed=5)
+    assert [plan.payloads for plan in plans] == [[b"3", b"23"], [b"13", b"33"]]
+    assert [(plan.requests, plan.rate, plan.seed) for plan in plans] == [(2, 4.0, 10), (2, 4.0, 11)]
+    assert [answer.due for answer in found.answers] == pytest.approx([0.0, 0.6, 0.7, 1.0])
+    assert [answer.error for answer in found.answers] == ["", "HTTP 503", "", "no answer"]
+    assert found.latencies_ms == pytest.approx([500, 300])
+    assert found.wall_s == pytest.approx(1.0)
+    with pytest.raises(RuntimeError, match="none of 4 requests"):
+        result_of(fleet.Load([], 0.0), 4)
+    with pytest.raises(ConfigError, match="multiple of clients"):
+        Sweep(n=1, shares=(0.5,), target_ms=1.0, concurrency=4, clients=3)
+
+
+def test_a_backlog_of_the_clients_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread for ten arrivals within a few milliseconds, each answered in 20."""
+
+    class Slow:
+        def __init__(self, url: str) -> None: ...
+
+        def __enter__(self) -> Slow:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def post(self, path: str, body: bytes) -> Reply:
+            time.sleep(0.02)
+            return Reply(200, b"")
+
+    monkeypatch.setattr(fleet, "Client", Slow)
+    monkeypatch.setattr(fleet, "THREADS", 1)
+    shots = fleet.Fleet("http://nowhere", [b""], 1).load(10, 1, rate=2000.0).shots
+    slowest = max(result_of(fleet.Load(shots, 0.0), 10).latencies_ms)
+    assert 180 <= slowest < 1000
+    assert all(shot.seconds < 0.1 for shot in shots)
 
 
 class Drawing:

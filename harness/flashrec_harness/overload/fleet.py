@@ -6,7 +6,7 @@ import multiprocessing
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,11 +19,13 @@ THREADS = 256
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """One request: its status, how long its answer took, and when it came (seconds since the epoch)."""
+    """One request: its status, how long its answer took, when that came (seconds since the epoch), and how long the
+    request had been due when it was sent."""
 
     status: int
     seconds: float
     end: float
+    late: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a client process sends: ``requests`` of ``payloads`` in turn, from ``first`` on, at ``rate`` per second or,
-    without one, from ``concurrency`` clients in a closed loop."""
+    """What a client process sends to ``path``: ``requests`` of ``payloads`` in turn, from ``first`` on, at ``rate`` per
+    second or, without one, from ``concurrency`` clients in a closed loop."""
 
     url: str
+    path: str
     payloads: Sequence[bytes]
     first: int
     requests: int
@@ -50,29 +53,33 @@ class Plan:
 
 def fire(plan: Plan) -> tuple[list[Shot], float]:
     """Carry a plan out; its shots, and the CPU seconds that this process spent on them."""
-    shots: list[Shot] = []
+    shots: dict[int, Shot] = {}
     spent = time.process_time()
     with Client(plan.url) as client:
 
         def send(index: int) -> None:
             start = time.time()
-            status = client.post("/generate", plan.payloads[(plan.first + index) % len(plan.payloads)]).status
+            status = client.post(plan.path, plan.payloads[(plan.first + index) % len(plan.payloads)]).status
             end = time.time()
-            shots.append(Shot(status, end - start, end))
+            shots[index] = Shot(status, end - start, end)
 
         if plan.rate is None:
             closed_loop(send, plan.requests, plan.concurrency)
         else:
-            open_loop(send, plan.requests, plan.rate, seed=plan.seed, max_in_flight=THREADS)
-    return shots, time.process_time() - spent
+            answers = open_loop(send, plan.requests, plan.rate, seed=plan.seed, max_in_flight=THREADS).answers
+            for answer in answers:
+                if not answer.error:
+                    shot = shots[answer.index]
+                    shots[answer.index] = replace(shot, late=max(0.0, answer.latency_s - shot.seconds))
+    return list(shots.values()), time.process_time() - spent
 
 
 class Fleet:
     """Client processes that share a load evenly, each with payloads of its own where there are enough; one of them is
     this process. A load goes on where the one before ended: a payload comes again when all have been sent."""
 
-    def __init__(self, url: str, payloads: Sequence[bytes], clients: int) -> None:
-        self._url, self._clients = url, clients
+    def __init__(self, url: str, payloads: Sequence[bytes], clients: int, path: str = "/generate") -> None:
+        self._url, self._path, self._clients = url, path, clients
         self._payloads = [payloads[number::clients] or payloads for number in range(clients)]
         self._sent = 0
         self._pool = None
@@ -99,6 +106,7 @@ class Fleet:
         return [
             Plan(
                 self._url,
+                self._path,
                 payloads,
                 first,
                 each,

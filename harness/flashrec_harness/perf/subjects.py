@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import httpx
 import numpy as np
+import orjson
 import torch
 from numpy.typing import NDArray
 
@@ -158,11 +159,20 @@ class HttpSubject:
     """
 
     def __init__(self, url: str, sid_tokens: int | None = None, *, requests: int | None = None) -> None:
-        self._url = url
+        self.url = url
         self._requests = requests
         self._dialect = dialect_of(url)
         self._sid_tokens = sid_tokens
         self._target: HttpTarget | None = None
+
+    @property
+    def path(self) -> str:
+        """Where searches are asked for."""
+        return self._dialect.path
+
+    def bodies(self, prompts: Sequence[Prompt], n: int) -> list[bytes]:
+        """A request for each prompt, as it is sent."""
+        return [orjson.dumps(self._dialect.body(prompt, n, self._sid_tokens)) for prompt in prompts]
 
     @property
     def target(self) -> HttpTarget:
@@ -175,7 +185,7 @@ class HttpSubject:
             self._target.close()
         # An open loop sends whatever is due: a request that waits for a connection would be the client's delay.
         self._target = HttpTarget(
-            self._url,
+            self.url,
             prompts,
             n=cell.n,
             max_new_tokens=cell.max_tokens or self._sid_tokens,
@@ -194,7 +204,7 @@ class HttpSubject:
         self.target(number)
 
     def flush(self) -> None:
-        httpx.post(f"{self._url}/flush_cache", timeout=60.0, trust_env=False).raise_for_status()
+        httpx.post(f"{self.url}/flush_cache", timeout=60.0, trust_env=False).raise_for_status()
 
     def hit_rate(self) -> float | None:
         return None
@@ -210,7 +220,7 @@ class HttpSubject:
         return None
 
     def configuration(self) -> dict[str, Any]:
-        answer = httpx.get(f"{self._url}/server_info", timeout=60.0, trust_env=False)
+        answer = httpx.get(f"{self.url}/server_info", timeout=60.0, trust_env=False)
         return dict(answer.json()) if answer.status_code == httpx.codes.OK else {}
 
     def close(self) -> None:

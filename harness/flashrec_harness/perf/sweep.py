@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flashrec_harness.load import LoadResult, closed_loop, open_loop, percentile
-from flashrec_harness.material import Prompt
+from flashrec_harness.load import LoadResult, percentile
 from flashrec_harness.outcome import Band, Check, Outcome, Plot, Series
-from flashrec_harness.perf.subjects import Subject
-from flashrec_harness.perf.workload import Cell, Sweep, Workload
+from flashrec_harness.perf.drivers import Driver
+from flashrec_harness.perf.workload import Sweep, Workload
 
 _FEWEST = 20
 """Requests at the lowest rates, however short the time."""
@@ -30,15 +29,13 @@ class Point:
     failures: int
 
 
-def measure_sweep(subject: Subject, sweep: Sweep, prompts: Sequence[Prompt], seed: int) -> dict[str, Any]:
+def measure_sweep(driver: Driver, sweep: Sweep, seed: int) -> dict[str, Any]:
     """The capacity of a closed loop, then one open loop at each share of it; plain data."""
-    cell = Cell(n=sweep.n, concurrency=sweep.concurrency, drive="closed", requests=sweep.concurrency)
-    subject.prepare(cell, prompts)
-    before = subject.flush if sweep.context is not None else lambda: None
+    before = driver.flush if sweep.context is not None else lambda: None
 
     def closed(requests: int) -> float:
         before()
-        return closed_loop(subject.send, requests, sweep.concurrency).throughput
+        return driver.closed(requests, sweep.concurrency).throughput
 
     closed(2 * sweep.concurrency)
     pilot = closed(4 * sweep.concurrency)
@@ -48,7 +45,7 @@ def measure_sweep(subject: Subject, sweep: Sweep, prompts: Sequence[Prompt], see
         rate = share * capacity
         requests = max(_FEWEST, round(rate * sweep.seconds))
         before()
-        points.append(asdict(_point(share, rate, open_loop(subject.send, requests, rate, seed=seed), sweep.target_ms)))
+        points.append(asdict(_point(share, rate, driver.open(requests, rate, seed), sweep.target_ms)))
     return {"capacity": capacity, "points": points}
 
 

@@ -7,6 +7,7 @@ threads or clocks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -22,6 +23,7 @@ from flashrec_harness.load import LoadResult, batches, closed_loop, open_loop
 from flashrec_harness.material import Material, Prompt, load_material, prompts_digest
 from flashrec_harness.outcome import SuiteContext
 from flashrec_harness.perf import profiled
+from flashrec_harness.perf.drivers import Driver, Processes, Threads
 from flashrec_harness.perf.rounds import CellRounds, time_rounds
 from flashrec_harness.perf.subjects import EngineSubject, HttpSubject, Subject
 from flashrec_harness.perf.sweep import measure_sweep
@@ -112,9 +114,17 @@ def measure_cell(subject: Subject, workload: Workload, cell: Cell, prompts: list
 
 
 def _sweep(subject: Subject, workload: Workload, material: Material) -> dict[str, Any]:
-    if workload.sweep is None:
+    sweep = workload.sweep
+    if sweep is None:
         return {}
-    return measure_sweep(subject, workload.sweep, prompts_of(material, workload, workload.sweep), workload.seed)
+    prompts = prompts_of(material, workload, sweep)
+    driver: Driver
+    if isinstance(subject, HttpSubject):
+        driver = Processes(subject, sweep, prompts)
+    else:
+        driver = Threads(subject, sweep, prompts)
+    with contextlib.closing(driver):
+        return measure_sweep(driver, sweep, workload.seed)
 
 
 def measure(task: Task) -> dict[str, Any]:
