@@ -282,10 +282,8 @@ def unpack(packed: PackedResult, request: Request, served: ServedCatalog | None)
     beams: Sequence[Beam]
     if isinstance(packed.beams, FoundSids):
         assert served is not None
-        found = packed.beams
-        beams = WaveBeams([request], [len(found.ranks)], found.ranks, found.totals, served.catalog, served.layout).lazy(
-            0
-        )
+        ranks, totals = packed.beams.arrays()
+        beams = WaveBeams([request], [len(ranks)], ranks, totals, served.catalog, served.layout).lazy(0)
     else:
         beams = packed.beams
     return Result(request.rid, beams, packed.prompt_tokens, packed.cached_tokens, packed.score_space, packed.catalog)
