@@ -155,6 +155,9 @@ class Profiler:
         self._files: list[Path] = []
         self._error: str | None = None
         self._added: list[Span] = []
+        self._adding = threading.Lock()
+        self.collect: Callable[[], None] = lambda: None
+        """Called before a capture is written, off the engine thread: whoever holds spans for it adds them."""
 
     @property
     def state(self) -> State:
@@ -187,14 +190,15 @@ class Profiler:
         except OSError as error:
             raise RequestError("output_dir", f"cannot be created: {error.strerror}") from None
         self._options, self._files, self._error = options, [], None
-        self._first_pass = None
+        self._first_pass, self._added = None, []
         if options.start_step is None or options.start_step <= self.forward_passes + 1:
             self._begin("prefill" if options.profile_by_stage else None)
 
     def add(self, span: Span) -> None:
-        """Show what another process did, in the capture that runs; from any thread."""
-        if self._recording is not None:
-            self._added.append(span)
+        """Show what another process did, in the capture that ran then; from any thread."""
+        if self.state != "idle":
+            with self._adding:
+                self._added.append(span)
 
     def stop(self) -> None:
         """End the capture and write its file in the background. Nothing running: nothing to do."""
@@ -254,7 +258,7 @@ class Profiler:
         assert self._recording is not None
         assert self._options is not None
         recording, self._recording = self._recording, None
-        spans, self._added = self._added, []
+        end_ns = time.time_ns()
         try:
             recording.stop()
         except (RuntimeError, UnicodeDecodeError) as error:
@@ -264,11 +268,15 @@ class Profiler:
         self._files.append(path)
         self._flushes = [thread for thread in self._flushes if thread.is_alive()]
         # Not a daemon: a process that ends meanwhile waits for its trace instead of truncating it.
-        thread = threading.Thread(target=self._flush, args=(recording, path, spans), name="flashrec-trace-flush")
+        thread = threading.Thread(target=self._flush, args=(recording, path, end_ns), name="flashrec-trace-flush")
         self._flushes.append(thread)
         thread.start()
 
-    def _flush(self, recording: torch.profiler.profile, path: Path, spans: list[Span]) -> None:
+    def _flush(self, recording: torch.profiler.profile, path: Path, end_ns: int) -> None:
+        self.collect()
+        with self._adding:  # what began later belongs to the capture that follows
+            spans = [span for span in self._added if span.start_ns <= end_ns]
+            self._added = [span for span in self._added if span.start_ns > end_ns]
         try:
             write_trace(recording, path, spans)
         except (OSError, RuntimeError, ValueError) as error:

@@ -6,6 +6,7 @@ would be charged to the server (Xeon, 13 KB, 2026-12-01).
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 import threading
@@ -16,7 +17,10 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from flashrec.errors import ConfigError
+
 TIMEOUT_S = 120.0
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})\b")
 _IDLE_S = 20.0
 """A connection that has rested for so long is not used again: the server may be closing it just now."""
 
@@ -38,7 +42,8 @@ class Client:
 
     def __init__(self, url: str) -> None:
         where = urlsplit(url)
-        assert where.hostname is not None
+        if where.scheme != "http" or where.hostname is None or where.path not in ("", "/"):
+            raise ConfigError(f"--url {url}: load is sent to http://HOST:PORT only, without TLS or a path")
         self._host, self._port = where.hostname, where.port or 80
         self._own = threading.local()
         self._all: list[socket.socket] = []
@@ -75,8 +80,8 @@ class Client:
         head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
         if payload is not None:
             head += f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n"
-        connection = self._connection()
         try:
+            connection = self._connection()
             connection.sendall(head.encode() + b"\r\n" + (payload or b""))
             status, headers, content = _answer(connection)
         except TimeoutError:
@@ -113,20 +118,30 @@ class Client:
 def _answer(connection: socket.socket) -> tuple[int, dict[bytes, bytes], bytes]:
     """Status, headers and body of the next answer. Raises :class:`ConnectionError` for half an answer, or one whose
     length is not said beforehand."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += _more(connection)
-    head, _, content = data.partition(b"\r\n\r\n")
-    status, *lines = head.split(b"\r\n")
+    status, lines, content = _head(connection, b"")
+    while status < 200:  # the answer itself follows
+        status, lines, content = _head(connection, content)
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-    length = headers.get(b"content-length", b"0" if status.split()[1] == b"204" else b"")
+    length = headers.get(b"content-length", b"0" if status == 204 else b"")
     if not length.isdigit():
         raise ConnectionError("the answer has no Content-Length; this client reads no other")
     parts, missing = [content], int(length) - len(content)
     while missing > 0:
         parts.append(_more(connection))
         missing -= len(parts[-1])
-    return int(status.split()[1]), headers, b"".join(parts)
+    return status, headers, b"".join(parts)
+
+
+def _head(connection: socket.socket, data: bytes) -> tuple[int, list[bytes], bytes]:
+    """Status, header lines, and what has come of the body behind them; ``data`` has been read already."""
+    while b"\r\n\r\n" not in data:
+        data += _more(connection)
+    head, _, content = data.partition(b"\r\n\r\n")
+    first, *lines = head.split(b"\r\n")
+    status = _STATUS.match(first)
+    if status is None:
+        raise ConnectionError(f"no HTTP/1.1 answer: {first[:60]!r}")
+    return int(status[1]), lines, content
 
 
 def _more(connection: socket.socket) -> bytes:

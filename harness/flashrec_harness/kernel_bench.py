@@ -16,10 +16,11 @@ from pathlib import Path
 
 import torch
 
+from flashrec.attention.paged import TALL_CONTEXT, TALL_TOKENS
 from flashrec.errors import ConfigError
 from flashrec.kernels.ops import Ops, select_ops
 from flashrec.kernels.quantize import quant_per_token, quantize_weight
-from flashrec.kernels.tiles import RowTiles, row_tiles, rows_per_tile
+from flashrec.kernels.tiles import TALL_TILE_M, TILE_M, AttentionShape, RowTiles, row_tiles, rows_per_tile
 
 BYTES_PER_US = 4.2e6
 FP8_PER_US = 1.26e9
@@ -158,9 +159,10 @@ def decode_attention(ops: Ops) -> Iterator[Timing]:
 
 
 def prefill_attention(ops: Ops) -> Iterator[Timing]:
-    """Causal attention of whole prompts."""
-    tile = rows_per_tile(Q_HEADS, KV_HEADS)
+    """Causal attention of whole prompts, cut as the engine cuts them."""
     for requests, context in PREFILL_SHAPES:
+        tall = ops.tall_tiles and requests * context >= TALL_TOKENS and context >= TALL_CONTEXT
+        tile = rows_per_tile(Q_HEADS, KV_HEADS, TALL_TILE_M if tall else TILE_M)
         table, _, k, v = _pool(requests, context, 0)
         lengths = torch.full((requests,), context, device="cuda", dtype=torch.int32)
         positions = torch.arange(context, device="cuda", dtype=torch.int32).repeat(requests)
@@ -175,7 +177,8 @@ def measure() -> list[Timing]:
     """The whole menu. Raises :class:`ConfigError` without a GPU."""
     if not torch.cuda.is_available():
         raise ConfigError("kernel bench: no GPU on this machine; a CPU has nothing to time here")
-    ops = select_ops(torch.device("cuda"), torch.bfloat16, "fp8")
+    shape = AttentionShape(Q_HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, torch.bfloat16)
+    ops = select_ops(torch.device("cuda"), torch.bfloat16, "fp8", attention=shape)
     return [timing for part in (pointwise, products, decode_attention, prefill_attention) for timing in part(ops)]
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from flashrec.kernels.registry import GLUON, REGISTRY, TRITON, Kernel, KernelSpec
 from flashrec_harness.kernel_cases import CASES, KernelCase, Lane
+from flashrec_harness.kernel_cases.attention import has_gluon
 from flashrec_harness.kernel_cases.base import Argument
 from flashrec_harness.outcome import Check, Outcome
 
@@ -101,7 +102,7 @@ def call_own(spec: KernelSpec, lane: Lane, count: int) -> None:
 
     Raises ``RuntimeError`` for one that no case is for.
     """
-    for name in (TRITON, GLUON):
+    for name in (TRITON, GLUON) if has_gluon(lane) else (TRITON,):
         if name in spec.implementations and not _call(name, spec.implementations[name], CASES[spec.name](lane), count):
             raise RuntimeError(f"{spec.name}: no case is for the {name} kernel")
 

@@ -114,15 +114,23 @@ def open_loop(
     max_in_flight: int = 512,
     clock: Clock = time.perf_counter,
 ) -> LoadResult:
-    """Requests arrive at ``rate`` per second whether or not earlier ones are answered.
+    """Requests arrive at ``rate`` per second whether or not earlier ones are answered; see :func:`arrivals`."""
+    dues = poisson_arrivals(requests, rate, seed)
+    return arrivals(send, dues, max_in_flight=max_in_flight, clock=clock)
+
+
+def arrivals(
+    send: Send, dues: Sequence[float], *, max_in_flight: int = 512, clock: Clock = time.perf_counter
+) -> LoadResult:
+    """Request ``i`` is sent ``dues[i]`` seconds from now, whether or not earlier ones are answered.
 
     Latency counts from the arrival, not from when a thread was free to send: a server that stalls is charged
     for everything that should have arrived meanwhile (no coordinated omission).
     """
     start = clock()
-    with ThreadPoolExecutor(min(max_in_flight, requests)) as pool:
+    with ThreadPoolExecutor(min(max_in_flight, len(dues))) as pool:
         pending = []
-        for index, due in enumerate(poisson_arrivals(requests, rate, seed)):
+        for index, due in enumerate(dues):
             time.sleep(max(0.0, due - (clock() - start)))
             pending.append(pool.submit(_answer, send, index, due, start, clock))
         answers = tuple(future.result() for future in pending)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -113,20 +114,18 @@ def _off_by_a_bit(*operands: Any) -> torch.Tensor:
     return torch.nextafter(linear_fp8(*operands), torch.tensor(torch.inf, dtype=torch.bfloat16))
 
 
-def test_tall_tiles_are_the_gluon_kernels_and_short_ones_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("paged_prefill_attention_gluon", "paged_prefill_attention_triton"):
-        monkeypatch.setattr(ops, name, lambda *_, name=name: name)
+def test_tall_tiles_are_the_gluon_kernels_and_short_ones_tritons() -> None:
+    kernel = ops.by_tile_height(lambda *_: "tall", lambda *_: "short")
     for heads, kv_heads, rows, taken in (
-        (16, 8, 64, "gluon"),
-        (16, 8, 32, "triton"),
-        (8, 8, 128, "gluon"),
-        (32, 4, 16, "gluon"),
-        (6, 1, 16, "triton"),
+        (16, 8, 64, "tall"),
+        (16, 8, 32, "short"),
+        (8, 8, 128, "tall"),
+        (32, 4, 16, "tall"),
+        (6, 1, 16, "short"),
     ):
         q, cache = torch.empty(4, heads, 128), torch.empty(128, kv_heads, 128, dtype=torch.bfloat16)
         none = torch.empty(0)
-        found = ops.prefill_by_tile_height(q, cache, cache, none, 64, none, none, row_tiles([4], rows), rows, 1.0, 1.0)
-        assert str(found) == f"paged_prefill_attention_{taken}"
+        assert kernel(q, cache, cache, none, 64, none, none, row_tiles([4], rows), rows, 1.0, 1.0, 1.0) == taken
 
 
 SHAPE = AttentionShape(16, 8, 128, 64, torch.bfloat16)
@@ -146,7 +145,7 @@ def test_a_pool_that_the_gluon_kernel_cannot_read_leaves_it_out(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     kernel, choice = ops._prefill_attention(CPU, replace(SHAPE, **change))
-    assert kernel is ops.paged_prefill_attention_triton
+    assert kernel is REGISTRY["paged_prefill_attention"].implementations["triton"]
     assert choice.implementation == "triton"
     assert reason in choice.reason
 
@@ -154,30 +153,32 @@ def test_a_pool_that_the_gluon_kernel_cannot_read_leaves_it_out(
 def test_prefill_kernels_that_differ_in_a_bit_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tall kernel's stand-in errs in one row of a prompt with a cached prefix; a refusal to compile is said too."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(agreement, "paged_prefill_attention_triton", paged_prefill_attention)
     monkeypatch.setattr(agreement, "PROMPTS", ((0, 70), (64, 131), (0, 1)))
     small = replace(SHAPE, q_heads=2, kv_heads=1)
+    spec = REGISTRY["paged_prefill_attention"]
 
-    monkeypatch.setattr(agreement, "paged_prefill_attention_gluon", paged_prefill_attention)
-    kernel, choice = ops._prefill_attention(CPU, small)
-    assert kernel is ops.prefill_by_tile_height
-    assert choice.implementation == "triton; gluon for long contexts"
+    def choose(tall: Any) -> tuple[Any, ops.Choice]:
+        kernels = {"triton": paged_prefill_attention, "gluon": tall}
+        with mock.patch.dict(REGISTRY, {spec.name: replace(spec, implementations=kernels)}):
+            return ops._prefill_attention(CPU, small)
+
+    kernel, choice = choose(lambda *operands: paged_prefill_attention(*operands))
+    assert kernel is not paged_prefill_attention
+    assert choice.implementation == ops.BY_HEIGHT == "triton; gluon for long contexts"
 
     def off_in_row_100(*operands: Any) -> torch.Tensor:
         out = paged_prefill_attention(*operands)
         out[100, 1, 3] = torch.nextafter(out[100, 1, 3], torch.tensor(torch.inf, dtype=out.dtype))
         return out
 
-    monkeypatch.setattr(agreement, "paged_prefill_attention_gluon", off_in_row_100)
-    assert ops._prefill_attention(CPU, small)[1].reason == "gluon not for long contexts: row 100 of 138"
+    kernel, choice = choose(off_in_row_100)
+    assert kernel is paged_prefill_attention
+    assert choice.reason == "gluon not for long contexts: row 100 of 138"
 
     def no_compiler(*_: Any) -> torch.Tensor:
         raise RuntimeError("unknown\n  layout")
 
-    monkeypatch.setattr(agreement, "paged_prefill_attention_gluon", no_compiler)
-    kernel, choice = ops._prefill_attention(CPU, small)
-    assert kernel is ops.paged_prefill_attention_triton
-    assert "unknown layout" in choice.reason
+    assert "does not run here (RuntimeError: unknown layout)" in choose(no_compiler)[1].reason
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert "no Hopper" in ops._prefill_attention(CPU, small)[1].reason

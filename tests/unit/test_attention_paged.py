@@ -21,9 +21,8 @@ from flashrec.attention import paged
 from flashrec.attention.base import DecodeMeta, PrefillMeta
 from flashrec.attention.paged import PagedAttention
 from flashrec.batch import Quantized
-from flashrec.kernels import ops as kernel_ops
 from flashrec.kernels import paged_attention
-from flashrec.kernels.ops import select_ops
+from flashrec.kernels.ops import by_tile_height, select_ops
 from flashrec.kernels.prefill_attention import paged_prefill_attention
 from flashrec.kernels.quantize import quant_per_token
 from flashrec.kernels.tiles import row_tiles, rows_per_tile
@@ -182,8 +181,7 @@ def test_a_long_pass_is_cut_into_tall_tiles_and_keeps_its_bits(monkeypatch: pyte
 
         return kernel
 
-    for name in ("gluon", "triton"):
-        monkeypatch.setattr(kernel_ops, f"paged_prefill_attention_{name}", noting(name))
+    by_height = by_tile_height(noting("gluon"), noting("triton"))
     monkeypatch.setattr(paged, "TALL_TOKENS", 150)
     monkeypatch.setattr(paged, "TALL_CONTEXT", 130)
     wave = [Prompt(130), Prompt(40, 7)]
@@ -191,7 +189,7 @@ def test_a_long_pass_is_cut_into_tall_tiles_and_keeps_its_bits(monkeypatch: pyte
     q = lab.queries(163)
     whole = lab.prefill(lab.meta(wave), q)
     ends = lab.attention.prefill_ends(lab.meta(wave))(q[[129, 162]], 0)
-    shared = replace(lab.attention.ops, paged_prefill_attention=kernel_ops.prefill_by_tile_height)
+    shared = replace(lab.attention.ops, paged_prefill_attention=by_height, tall_tiles=True)
     lab.attention = PagedAttention(lab.pool, lab.num_heads, shared)
     short = rows_per_tile(4, 2)
     cases = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import multiprocessing
 import os
 import re
@@ -29,7 +31,8 @@ from flashrec.front.hub import Hub
 from flashrec.front.remote import RemoteScheduler, unpack
 from flashrec.front.serve import bind_shared
 from flashrec.front.stored import load, store
-from flashrec.front.wire import Hello, InternalError, Link, LinkClosed, Serve, pack
+from flashrec.front.wire import Hello, InternalError, Link, LinkClosed, Ready, Serve, pack
+from flashrec.profiler import ProfileOptions
 from flashrec.request import Beam, LazyBeams
 from flashrec.server.errors import as_api_error
 from flashrec.server.run import bind, claim
@@ -177,33 +180,46 @@ def test_calls_cross_with_their_results_and_errors(pair: Pair) -> None:
         pair.front.rollback_catalog("default")
 
 
-def test_spans_come_together_and_all_of_them_before_recording_ends(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of both fronts, whichever of them is asked to stop."""
-    seen: list[Span] = []
-    monkeypatch.setattr(pair.fake.engine.profiler, "add", seen.append)
-    shared = pair.front._board
-    _, other, _ = connect(pair.hub, shared)
+@pytest.mark.parametrize("ended_by", ["a front", "its number of steps", "its next stage"])
+def test_the_spans_of_every_front_are_in_the_trace_and_come_together(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by: str
+) -> None:
+    profiler = pair.fake.engine.profiler
+    desk, other, _ = connect(pair.hub, pair.front._board)
     sent: list[int] = []
     for front in (pair.front, other):
         send = front._link.send
+        send(Ready())
 
         def counting(*messages: object, send: Any = send) -> None:
             sent.append(len(messages))
             send(*messages)
 
         monkeypatch.setattr(front._link, "send", counting)
-    pair.front.show(Span("flashrec.respond", 1, 1, 0, 1))  # nothing records: dropped
-    for ending in (pair.front.stop_profile, lambda: wait_until(lambda: len(seen) == 40)):
-        shared.post(0, 0, recording=True)
-        sent.clear()
-        seen.clear()
-        for number in range(20):
-            for process, front in enumerate((pair.front, other)):
-                front.show(Span("flashrec.respond", process, 1, number, number + 1))
-        ending()
-        for process in range(2):
-            assert [span.start_ns for span in seen if span.process == process] == list(range(20))
-        assert len(sent) < 10
+    wait_until(lambda: pair.desk.ready.done() and desk.ready.done())
+    pair.front.show(Span("flashrec.early", 1, 1, time.time_ns(), time.time_ns()))  # nothing records: dropped
+    pair.front.start_profile(
+        ProfileOptions(output_dir=tmp_path / "trace", num_steps=1, profile_by_stage=ended_by == "its next stage")
+    )
+    profiler.on_forward("prefill")
+    sent.clear()
+    for _ in range(20):
+        for process, front in enumerate((pair.front, other)):
+            front.show(Span("flashrec.respond", process, 1, time.time_ns(), time.time_ns()))
+    assert len(sent) < 10
+    if ended_by == "a front":
+        other.stop_profile()
+    elif ended_by == "its number of steps":
+        profiler.on_wave_end()
+    else:
+        profiler.on_forward("decode")
+        profiler.on_wave_end()
+    assert profiler.wait(60)
+    file = Path(profiler.status()["files"][0])  # type: ignore[index]
+    with gzip.open(file) as stream:
+        spans = [event["pid"] for event in json.load(stream)["traceEvents"] if event["name"] == "flashrec.respond"]
+    assert sorted(spans) == [0] * 20 + [1] * 20
+    assert b"flashrec.early" not in gzip.decompress(file.read_bytes())
 
 
 def test_catalogs_are_in_force_at_every_front_when_a_change_returns(pair: Pair, tmp_path: Path) -> None:

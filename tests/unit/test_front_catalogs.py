@@ -115,9 +115,8 @@ def test_what_a_client_names_may_go_before_its_request_is_queued(
     response = server.post("/generate", {"text": "x", "sampling_params": {"catalog": wanted}})
     assert response.status_code == 200, response.text
     assert response.json()["meta_info"]["items"] == ["solo", "duo"]
-    with monkeypatch.context() as patch:
-        patch.undo()
-        gone = server.post("/generate", {"text": "x", "sampling_params": {"catalog": wanted}})
+    monkeypatch.undo()
+    gone = server.post("/generate", {"text": "x", "sampling_params": {"catalog": wanted}})
     assert gone.status_code == 400, "who comes later is told that it is not there"
 
 

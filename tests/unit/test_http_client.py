@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from flashrec.errors import ConfigError
 from flashrec_harness import http_client
 from flashrec_harness.http_client import Client, HangError
 
@@ -37,12 +38,18 @@ def reading(connection: socket.socket) -> tuple[bytes, bytes]:
     """One request: its head and its body."""
     data = b""
     while b"\r\n\r\n" not in data:
-        data += connection.recv(4096)
+        data += _some(connection)
     head, _, body = data.partition(b"\r\n\r\n")
     lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     while lengths and len(body) < int(lengths[0].split(b":")[1]):
-        body += connection.recv(4096)
+        body += _some(connection)
     return head, body
+
+
+def _some(connection: socket.socket) -> bytes:
+    data = connection.recv(4096)
+    assert data, "the client has gone"
+    return data
 
 
 def test_two_requests_share_a_connection_and_bodies_come_in_pieces() -> None:
@@ -53,6 +60,7 @@ def test_two_requests_share_a_connection_and_bodies_come_in_pieces() -> None:
         for piece in (b"HTTP/1.1 200 OK\r\ncontent-", b"length: 11\r\n\r", b"\nhello", b" world"):
             connection.sendall(piece)
         seen.append(reading(connection))
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n")
         connection.sendall(b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
 
     with server(talk) as url, Client(url) as client:
@@ -80,6 +88,7 @@ def test_a_server_that_closes_after_its_answer_gets_a_new_connection() -> None:
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", "before its answer was whole"),
         (b"HTTP/1.1 200", "before its answer was whole"),
+        (b"SSH-2.0-x\r\n\r\n", "no HTTP/1.1 answer: b'SSH-2.0-x'"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n", "no Content-Length"),
     ],
 )
@@ -110,3 +119,9 @@ def test_silence_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(HangError, match=r"POST /generate: no answer in 0\.05 s"):
             client.post("/generate", b"{}")
         done.set()
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:1", "http://127.0.0.1:1/prefix", "127.0.0.1:8000"])
+def test_what_it_cannot_speak_to_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="http://HOST:PORT only"):
+        Client(url)

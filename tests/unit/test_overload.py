@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from flashrec.runtime.scheduler import Scheduler
 from flashrec.server import jobs
 from flashrec.server.config import ServerConfig
 from flashrec_harness.http_client import Reply
+from flashrec_harness.load import poisson_arrivals
 from flashrec_harness.outcome import Outcome, SuiteContext
 from flashrec_harness.overload import OverloadSettings, fleet, run, suite
 from flashrec_harness.overload.cores import divide, kept_to
@@ -203,14 +205,30 @@ def _sent(plans: list[fleet.Plan]) -> list[bytes]:
 
 def test_no_payload_comes_twice_before_all_have_been_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the server would answer it from its prefix cache: 24 payloads, of 4 processes and over two loads."""
-    monkeypatch.setattr(fleet, "ProcessPoolExecutor", lambda *_, **__: None)
+    monkeypatch.setattr(fleet, "ProcessPoolExecutor", mock.MagicMock())
     payloads = [b"%d" % number for number in range(24)]
     load = fleet.Fleet("http://nowhere", payloads, 4)
     first, second = _sent(load.plans(8, 4)), _sent(load.plans(16, 4, rate=5.0))
     assert sorted(first + second) == sorted(payloads)
     assert sorted(_sent(load.plans(8, 4))) == sorted(first)
+    dues = [one.dues for one in load.plans(16, 4, rate=5.0, seed=3)]
+    assert [due for turn in zip(*dues, strict=True) for due in turn] == poisson_arrivals(16, 5.0, 3), "one stream"
     few = fleet.Fleet("http://nowhere", payloads[:3], 4)
     assert set(_sent(few.plans(4, 4))) == set(payloads[:3])
+
+
+def test_every_process_carries_out_its_own_plan_from_the_same_moment_on() -> None:
+    """Against nothing that listens: no shot comes back, and each process has taken the time of its own arrivals."""
+    load = fleet.Fleet("http://127.0.0.1:9", [b"0", b"1", b"2"], 3)
+    try:
+        assert len(load._pools) == 3
+        pids = {pool.submit(os.getpid).result() for pool in load._pools}
+        assert len(pids) == 3
+        start = time.time()
+        assert load.load(6, 3, rate=20.0, seed=1).shots == []
+        assert time.time() - start >= poisson_arrivals(6, 20.0, 1)[-1]
+    finally:
+        load.close()
 
 
 def test_a_process_sends_on_from_where_its_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from flashrec.kernels._triton import MODE
 from flashrec.kernels.ops import select_ops
+from flashrec.kernels.tiles import AttentionShape
 
 PACKAGES = {
     "torch": "the engine",
@@ -64,7 +65,12 @@ def _kernels() -> Iterator[Finding]:
     yield Finding("triton mode", MODE.value, "how Triton kernels run in this process")
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
-    ops = select_ops(device, torch.bfloat16 if gpu else torch.float32, quantization="fp8" if gpu else "none")
+    ops = select_ops(
+        device,
+        torch.bfloat16 if gpu else torch.float32,
+        quantization="fp8" if gpu else "none",
+        attention=AttentionShape(16, 8, 128, 64, torch.bfloat16),
+    )
     for name, choice in ops.choices.items():
         yield Finding(f"kernel {name}", choice.implementation, choice.reason)
 

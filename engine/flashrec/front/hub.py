@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _CALLS_AT_ONCE = 16
 _TAKE_TIMEOUT_S = 30.0
 """How long a front may take to put other catalogs into force before it is given up."""
+_SPANS_TIMEOUT_S = 2.0
+"""How long a trace waits for a front's spans."""
 
 
 class Hub:
@@ -43,6 +45,7 @@ class Hub:
         self._calls = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="flashrec-call")
         scheduler.on_change = self.post
         scheduler.engine.catalogs.on_read = self._keep
+        scheduler.engine.profiler.collect = self._collect_spans
 
     def attach(self, link: Link) -> Desk:
         """Tell a new front what it needs to know, and serve it from now on."""
@@ -95,7 +98,7 @@ class Hub:
             "profiler_status": scheduler.engine.profiler.status,
             "flush_cache": scheduler.flush_cache,
             "start_profile": scheduler.start_profile,
-            "stop_profile": self._stop_profile,
+            "stop_profile": scheduler.stop_profile,
             "load_catalog": functools.partial(self._change, scheduler.load_catalog),
             "rollback_catalog": functools.partial(self._change, scheduler.rollback_catalog),
             "drop_catalog": functools.partial(self._change, scheduler.drop_catalog),
@@ -104,14 +107,6 @@ class Hub:
     def _change(self, change: Callable[..., object], **arguments: Any) -> None:
         """Change the catalogs; whoever asks a front after this has returned is answered from the new ones."""
         change(**arguments)
-        self._await_fronts()
-
-    def _stop_profile(self) -> None:
-        self._await_fronts()  # whose spans come in front of what they say to this
-        self.scheduler.stop_profile()
-
-    def _await_fronts(self) -> None:
-        """Publish the catalogs, and wait until every front has taken them over and said what it had to say before."""
         with self._changing:
             with self._publishing:
                 number, desks = self._publish(self._desks), list(self._desks)
@@ -121,6 +116,14 @@ class Hub:
                     desk.close()
             with self._publishing:
                 self._forget()
+
+    def _collect_spans(self) -> None:
+        """Wait for what serving fronts have to say: their spans come in front of their answer to any publication."""
+        with self._publishing:
+            desks = [desk for desk in self._desks if desk.ready.done()]
+            number = self._publish(desks)
+        for desk in desks:
+            desk.taken(number, _SPANS_TIMEOUT_S)
 
     def _publish(self, desks: Sequence[Desk]) -> int:
         """Tell fronts what the names stand for now; returns the number of the message."""

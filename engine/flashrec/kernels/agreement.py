@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from flashrec.kernels.prefill_attention import paged_prefill_attention_triton
-from flashrec.kernels.prefill_attention_gluon import paged_prefill_attention_gluon
 from flashrec.kernels.quantize import quant_per_token, quantize_weight
 from flashrec.kernels.tiles import TALL_TILE_M, TILE_M, AttentionShape, RowTiles, row_tiles, rows_per_tile
 
@@ -44,8 +42,9 @@ PROMPTS = ((0, 2500), (1000, 1131), (0, 64), (700, 701))
 """Cached and whole length of the prompts that the prefill kernels are tried on."""
 
 
-def prefill_difference(shape: AttentionShape, device: torch.device) -> str | None:
-    """Where tall tiles give a row other bits than short ones, or why they cannot be tried here, or ``None``."""
+def prefill_difference(tall: Product, short: Product, shape: AttentionShape, device: torch.device) -> str | None:
+    """Where a kernel for tall tiles gives a row other bits than one for short tiles, or why it cannot be tried here, or
+    ``None``."""
     generator = torch.Generator(device).manual_seed(1)
     pages = -(-max(length for _, length in PROMPTS) // shape.page_size)
 
@@ -66,8 +65,8 @@ def prefill_difference(shape: AttentionShape, device: torch.device) -> str | Non
         return kernel(q, k, v, *place)
 
     try:
-        tall = run(paged_prefill_attention_gluon, TALL_TILE_M)
+        found = run(tall, TALL_TILE_M)
     except Exception as error:  # Gluon is experimental: another Triton's compiler may refuse it in any way.
-        return f"it does not compile here ({' '.join(str(error).split())[:200]})"
-    same = (tall == run(paged_prefill_attention_triton, TILE_M)).flatten(1).all(dim=1)
+        return f"it does not run here ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+    same = (found == run(short, TILE_M)).flatten(1).all(dim=1)
     return None if bool(same.all()) else f"row {int(same.int().argmin())} of {len(same)}"

@@ -14,13 +14,13 @@ from flashrec.kernels.agreement import first_difference, prefill_difference
 from flashrec.kernels.gemm import linear_fp8_triton, linear_triton
 from flashrec.kernels.gemm_plan import is_small
 from flashrec.kernels.linear import configure_cublas, linear_cublas, linear_fp8_scaled_mm
-from flashrec.kernels.prefill_attention import paged_prefill_attention_triton
-from flashrec.kernels.prefill_attention_gluon import is_tall, paged_prefill_attention_gluon, unfit
+from flashrec.kernels.prefill_attention_gluon import is_tall, unfit
 from flashrec.kernels.registry import CUBLAS, GLUON, REGISTRY, SCALED_MM, TRITON, Kernel
 from flashrec.kernels.tiles import AttentionShape, RowTiles
 
 TORCH = "torch"
 UNUSED = "unused"
+BY_HEIGHT = f"{TRITON}; {GLUON} for long contexts"
 FP8_OPERATIONS = (
     "add_rms_norm_quant",
     "silu_mul_quant",
@@ -56,11 +56,8 @@ class Ops:
     paged_prefill_attention: Kernel
     trie_expand: Kernel
     choices: Mapping[str, Choice]
-
-    @property
-    def tall_tiles(self) -> bool:
-        """Whether prefill attention takes tiles of ``TALL_TILE_M`` matrix rows beside those of ``TILE_M``."""
-        return self.paged_prefill_attention is prefill_by_tile_height
+    tall_tiles: bool = False
+    """Whether prefill attention takes tiles of ``TALL_TILE_M`` matrix rows beside those of ``TILE_M``."""
 
     @property
     def chosen(self) -> dict[str, str]:
@@ -107,7 +104,8 @@ def select_ops(
         taken = choices["qk_norm_rope_store"].implementation
         choices["qk_norm_rope_store"] = Choice(f"{taken}, norms apart", "enable_fused_qk_rope_kv is off")
     unused = {name: Choice(UNUSED, reason) for reason, names in off.items() for name in names}
-    return Ops(**callables, choices=choices | unused)
+    tall = choices["paged_prefill_attention"].implementation == BY_HEIGHT
+    return Ops(**callables, choices=choices | unused, tall_tiles=tall)
 
 
 def _references(reason: str) -> tuple[dict[str, Kernel], dict[str, Choice]]:
@@ -198,29 +196,37 @@ def _bf16_product(device: torch.device, weights: Sequence[tuple[int, int]]) -> t
 
 def _prefill_attention(device: torch.device, shape: AttentionShape) -> tuple[Kernel, Choice]:
     """Triton's kernel, and on a Hopper the one for long contexts beside it, where they agree to the bit."""
+    kernels = REGISTRY["paged_prefill_attention"].implementations
     why_not = unfit(shape)
     if torch.cuda.get_device_capability(device) != (9, 0):
         why_not = "this GPU is no Hopper"
     if not why_not:
-        why_not = prefill_difference(shape, device) or ""
+        why_not = prefill_difference(kernels[GLUON], kernels[TRITON], shape, device) or ""
     if why_not:
-        return paged_prefill_attention_triton, Choice(TRITON, f"{GLUON} not for long contexts: {why_not}")
-    return prefill_by_tile_height, Choice(f"{TRITON}; {GLUON} for long contexts", "the same bits on prompts tried")
+        return kernels[TRITON], Choice(TRITON, f"{GLUON} not for long contexts: {why_not}")
+    return by_tile_height(kernels[GLUON], kernels[TRITON]), Choice(BY_HEIGHT, "the same bits on prompts tried")
 
 
-def prefill_by_tile_height(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    page_table: torch.Tensor,
-    page_size: int,
-    kv_len: torch.Tensor,
-    positions: torch.Tensor,
-    tiles: RowTiles,
-    tile_rows: int,
-    *scales: float,
-) -> torch.Tensor:
-    """:func:`flashrec.kernels.prefill_attention.paged_prefill_attention` by the kernel that the tiles were cut for."""
-    shape = AttentionShape(q.shape[1], k_cache.shape[1], q.shape[2], page_size, k_cache.dtype)
-    kernel = paged_prefill_attention_gluon if is_tall(shape, tile_rows) else paged_prefill_attention_triton
-    return kernel(q, k_cache, v_cache, page_table, page_size, kv_len, positions, tiles, tile_rows, *scales)
+def by_tile_height(tall: Kernel, short: Kernel) -> Kernel:
+    """Prefill attention by the kernel that its tiles were cut for."""
+
+    def paged_prefill_attention(
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        page_table: torch.Tensor,
+        page_size: int,
+        kv_len: torch.Tensor,
+        positions: torch.Tensor,
+        tiles: RowTiles,
+        tile_rows: int,
+        *scales: float,
+    ) -> torch.Tensor:
+        shape = AttentionShape(q.shape[1], k_cache.shape[1], q.shape[2], page_size, k_cache.dtype)
+        kernel = tall if is_tall(shape, tile_rows) else short
+        out: torch.Tensor = kernel(
+            q, k_cache, v_cache, page_table, page_size, kv_len, positions, tiles, tile_rows, *scales
+        )
+        return out
+
+    return paged_prefill_attention

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from flashrec.kernels._gluon import gl, gluon_jit, hopper
 from flashrec.kernels.paged_attention import KV_TILE
+from flashrec.kernels.tiles import TALL_TILE_M
 
-M = gl.constexpr(64)
+HALF_M = TALL_TILE_M // 2
 """Query rows times query heads of one warp group."""
+M = gl.constexpr(HALF_M)
 N = gl.constexpr(KV_TILE)
 STAGES = gl.constexpr(4)
 """Tiles of keys and values in shared memory. H200, 2026-12-01, 8 x 5,000 in us: 1,603; with 3 stages 1,707 and 5

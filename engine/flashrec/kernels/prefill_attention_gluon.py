@@ -16,7 +16,7 @@ import torch
 from flashrec.kernels._gluon import gl, gluon_jit, hopper, tile_descriptor
 from flashrec.kernels._softmax import LOG2E
 from flashrec.kernels.paged_attention import KV_TILE
-from flashrec.kernels.prefill_attend_gluon import STAGES, M, N, attend
+from flashrec.kernels.prefill_attend_gluon import HALF_M, STAGES, M, N, attend
 from flashrec.kernels.tiles import TALL_TILE_M, AttentionShape, RowTiles
 
 HEAD_DIM = 128
@@ -30,8 +30,8 @@ def unfit(shape: AttentionShape) -> str:
         return f"heads of {shape.head_dim}, not {HEAD_DIM}"
     if shape.page_size % KV_TILE:
         return f"pages of {shape.page_size} do not hold whole tiles of {KV_TILE}"
-    if M % (shape.q_heads // shape.kv_heads):
-        return f"{shape.q_heads} query heads on {shape.kv_heads} do not divide {M} rows"
+    if HALF_M % (shape.q_heads // shape.kv_heads):
+        return f"{shape.q_heads} query heads on {shape.kv_heads} do not divide {HALF_M} rows"
     return ""
 
 

@@ -104,14 +104,14 @@ def _unfit(lane: Lane) -> dict[str, str]:
 def _unfit_prefill(lane: Lane, tall: bool) -> dict[str, str]:
     if tall:
         return {TRITON: "tall tiles are the Gluon kernel's"}
-    return _unfit(lane) | {GLUON: "short tiles are the Triton kernel's" if _has_gluon(lane) else _NO_GLUON}
+    return _unfit(lane) | {GLUON: "short tiles are the Triton kernel's" if has_gluon(lane) else _NO_GLUON}
 
 
 _NO_GLUON = "the Gluon kernel runs on a Hopper, in bf16, and has no interpreter"
 
 
-def _has_gluon(lane: Lane) -> bool:
-    """On a CPU nothing compiled is run, but it is compiled for a Hopper."""
+def has_gluon(lane: Lane) -> bool:
+    """Whether the Gluon kernel can be called: on a Hopper, and on a CPU, where it is compiled for one and not run."""
     hopper = lane.device.type == "cpu" or torch.cuda.get_device_capability(lane.device) == (9, 0)
     return lane.compiled and lane.dtype == torch.bfloat16 and hopper
 
@@ -195,7 +195,7 @@ def decode_quant_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
 @st.composite
 def prefill_cases(draw: st.DrawFn, lane: Lane) -> KernelCase:
     """:func:`flashrec.kernels.prefill_attention.paged_prefill_attention`: cached prefixes, tiles of both heights."""
-    tall = _has_gluon(lane) and draw(st.booleans())
+    tall = has_gluon(lane) and draw(st.booleans())
     data, q_heads, kv_heads, dim, page_size, fp8, (k_scale, v_scale) = _common(draw, lane, tall=tall)
     lengths = draw(st.lists(lane.pick(_CPU_LENGTHS, _PREFILL_LENGTHS), min_size=1, max_size=4 if lane.compiled else 2))
     cached = [draw(st.sampled_from(sorted({0, n // 2, n - 1}))) for n in lengths]

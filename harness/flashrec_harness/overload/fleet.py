@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flashrec_harness.http_client import Client
-from flashrec_harness.load import closed_loop, open_loop
+from flashrec_harness.load import arrivals, closed_loop, poisson_arrivals
 
 THREADS = 256
 """Requests that one client process can have under way."""
+_LEAD_S = 0.1
+"""From handing out a load to its beginning, the same for all processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a client process sends to ``path``: ``requests`` of ``payloads`` in turn, from ``first`` on, at ``rate`` per
-    second or, without one, from ``concurrency`` clients in a closed loop."""
+    """What a client process sends to ``path`` from ``begin`` on (seconds since the epoch): ``requests`` of ``payloads``
+    in turn, number ``first`` first, each when it is due or, without ``dues``, from ``concurrency`` clients in a closed
+    loop."""
 
     url: str
     path: str
@@ -47,13 +50,14 @@ class Plan:
     first: int
     requests: int
     concurrency: int
-    rate: float | None
-    seed: int
+    dues: Sequence[float] | None
+    begin: float = 0.0
 
 
 def fire(plan: Plan) -> tuple[list[Shot], float]:
     """Carry a plan out; its shots, and the CPU seconds that this process spent on them."""
     shots: dict[int, Shot] = {}
+    time.sleep(max(0.0, plan.begin - time.time()))
     spent = time.process_time()
     with Client(plan.url) as client:
 
@@ -63,46 +67,56 @@ def fire(plan: Plan) -> tuple[list[Shot], float]:
             end = time.time()
             shots[index] = Shot(status, end - start, end)
 
-        if plan.rate is None:
+        if plan.dues is None:
             closed_loop(send, plan.requests, plan.concurrency)
         else:
-            answers = open_loop(send, plan.requests, plan.rate, seed=plan.seed, max_in_flight=THREADS).answers
-            for answer in answers:
+            for answer in arrivals(send, plan.dues, max_in_flight=THREADS).answers:
                 if not answer.error:
                     shot = shots[answer.index]
                     shots[answer.index] = replace(shot, late=max(0.0, answer.latency_s - shot.seconds))
     return list(shots.values()), time.process_time() - spent
 
 
+def _ready() -> None:
+    """Runs in a client process that has done its imports."""
+
+
 class Fleet:
-    """Client processes that share a load evenly, each with payloads of its own where there are enough; one of them is
+    """Client processes that share a load evenly, each with payloads of its own where there are enough; one alone is
     this process. A load goes on where the one before ended: a payload comes again when all have been sent."""
 
     def __init__(self, url: str, payloads: Sequence[bytes], clients: int, path: str = "/generate") -> None:
-        self._url, self._path, self._clients = url, path, clients
+        self._url, self._path = url, path
         self._payloads = [payloads[number::clients] or payloads for number in range(clients)]
         self._sent = 0
-        self._pool = None
-        if clients > 1:
-            self._pool = ProcessPoolExecutor(clients, mp_context=multiprocessing.get_context("spawn"))
+        spawn = multiprocessing.get_context("spawn")
+        # A pool each: of one for all, whoever is ready first would carry out several plans, one after the other.
+        self._pools = [ProcessPoolExecutor(1, mp_context=spawn) for _ in range(clients)] if clients > 1 else []
+        for started in [pool.submit(_ready) for pool in self._pools]:
+            started.result()
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
+        for pool in self._pools:
+            pool.shutdown()
 
     def load(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> Load:
         """Send ``requests`` and wait for every answer."""
-        plans = self.plans(requests, concurrency, rate, seed)
-        start = time.perf_counter()
-        found = list(map(fire, plans) if self._pool is None else self._pool.map(fire, plans))
-        seconds = time.perf_counter() - start
+        begin = time.time() + (_LEAD_S if self._pools else 0.0)
+        plans = [replace(plan, begin=begin) for plan in self.plans(requests, concurrency, rate, seed)]
+        if self._pools:
+            running = [pool.submit(fire, plan) for pool, plan in zip(self._pools, plans, strict=True)]
+            found = [one.result() for one in running]
+        else:
+            found = list(map(fire, plans))
+        seconds = time.time() - begin
         return Load([shot for shots, _ in found for shot in shots], sum(spent for _, spent in found) / seconds)
 
     def plans(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> list[Plan]:
-        """The next load, a plan for each client process."""
-        share = self._clients
+        """The next load, a plan for each client process: of one Poisson stream each takes its turn."""
+        share = len(self._payloads)
         each = max(1, requests // share)
         first, self._sent = self._sent, self._sent + each
+        dues = None if rate is None else poisson_arrivals(each * share, rate, seed)
         return [
             Plan(
                 self._url,
@@ -111,8 +125,7 @@ class Fleet:
                 first,
                 each,
                 max(1, concurrency // share),
-                None if rate is None else rate / share,
-                seed * share + number,
+                None if dues is None else dues[number::share],
             )
             for number, payloads in enumerate(self._payloads)
         ]
