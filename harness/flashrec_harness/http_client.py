@@ -1,7 +1,7 @@
 """A client that costs little beside the server: one keep-alive connection a thread, and ways to behave badly.
 
-An answer to the standard library's client takes 0.4 ms of a core, of which most goes into its headers, and that time
-would be charged to the server (Xeon, 13 KB, 2026-12-01).
+What the client spends would be charged to the server. CPU time a request of 50 beams, the standard library's client /
+this one: 0.34 / 0.14 to 0.21 ms (the host of an H200, 2026-12-01).
 """
 
 from __future__ import annotations

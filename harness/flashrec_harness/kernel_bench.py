@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from flashrec.attention.paged import TALL_CONTEXT, TALL_TOKENS
+from flashrec.attention.paged import takes_tall_tiles
 from flashrec.errors import ConfigError
 from flashrec.kernels.ops import Ops, select_ops
 from flashrec.kernels.quantize import quant_per_token, quantize_weight
@@ -161,7 +161,7 @@ def decode_attention(ops: Ops) -> Iterator[Timing]:
 def prefill_attention(ops: Ops) -> Iterator[Timing]:
     """Causal attention of whole prompts, cut as the engine cuts them."""
     for requests, context in PREFILL_SHAPES:
-        tall = ops.tall_tiles and requests * context >= TALL_TOKENS and context >= TALL_CONTEXT
+        tall = takes_tall_tiles(ops, requests * context, context)
         tile = rows_per_tile(Q_HEADS, KV_HEADS, TALL_TILE_M if tall else TILE_M)
         table, _, k, v = _pool(requests, context, 0)
         lengths = torch.full((requests,), context, device="cuda", dtype=torch.int32)

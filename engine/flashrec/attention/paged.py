@@ -22,6 +22,11 @@ H200, 2026-12-01, short / tall in us: 32 x 303 82 / 90, 32 x 600 186 / 195, 8 x 
 8 x 2,465 496 / 436. The bits are the same."""
 
 
+def takes_tall_tiles(ops: Ops, tokens: int, context: int) -> bool:
+    """Whether a pass of ``tokens`` prompt tokens, the furthest being number ``context`` of its prompt, is cut so."""
+    return ops.tall_tiles and tokens >= TALL_TOKENS and context >= TALL_CONTEXT
+
+
 class PagedAttention(AttentionBackend):
     """Both shapes through ``ops``, over the pages where they lie.
 
@@ -45,9 +50,8 @@ class PagedAttention(AttentionBackend):
         return self._causal(meta, meta.end_lens, meta.positions[meta.ends], self.tile_rows)
 
     def prefill_tile_rows(self, tokens: int, context: int) -> int:
-        """Query rows of a tile of a pass of ``tokens`` tokens whose furthest is number ``context`` of its prompt."""
-        tall = self.ops.tall_tiles and tokens >= TALL_TOKENS and context >= TALL_CONTEXT
-        return self.tall_rows if tall else self.tile_rows
+        """Query rows of a tile of a pass; see :func:`takes_tall_tiles`."""
+        return self.tall_rows if takes_tall_tiles(self.ops, tokens, context) else self.tile_rows
 
     def static_prefill(self, tokens: int, requests: int, pages: int) -> StaticPrefill:
         return PagedStaticPrefill(self, tokens, requests, pages)
