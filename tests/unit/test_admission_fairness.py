@@ -149,3 +149,21 @@ def test_a_long_queue_does_not_cost_a_look_up_each(monkeypatch: pytest.MonkeyPat
     wave = admission.admit([member(name=index) for index in range(1000)])
     assert len(wave) == REQUESTS
     assert len(looked_up) <= LOOKAHEAD * REQUESTS + REQUESTS
+
+
+@pytest.mark.parametrize(
+    ("waiting", "in_flight", "next_wave"),
+    [
+        (7, 1, 4),  # 1 and 7 become 4 and 4
+        (4, 4, 4),
+        (8, 3, 6),
+        (3, 5, 3),
+        (1, 7, 1),
+        (6, 1, 6),  # below 8 in all a smaller wave saves no time
+        (8, 0, 8),  # the device has nothing to do meanwhile
+        (8, 20, 8),
+    ],
+)
+def test_behind_a_wave_in_flight_the_next_takes_half_of_all(waiting: int, in_flight: int, next_wave: int) -> None:
+    queue = [member(1, name=index) for index in range(waiting)]
+    assert make_admission().admit(queue, in_flight=in_flight) == queue[:next_wave]

@@ -106,6 +106,28 @@ def test_what_waits_while_a_wave_runs_shares_the_next(scheduler: Scheduler, gate
     assert gate.waves == [["first"], ["other0", "other1", "other2"]]
 
 
+def test_a_wave_is_admitted_in_view_of_the_one_in_flight(
+    engine: Engine, scheduler: Scheduler, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where two waves may be in flight."""
+    monkeypatch.setattr(Engine, "waves_in_flight", 2)
+    admit, seen = engine.admission.admit, list[int]()
+    monkeypatch.setattr(
+        engine.admission,
+        "admit",
+        lambda waiting, now, in_flight: seen.append(in_flight) or admit(waiting, now, in_flight),
+    )
+    scheduler.start()
+    futures = scheduler.submit_all([ask(3, rid="a"), ask(4, rid="b")])
+    gate.wait()
+    futures.append(scheduler.submit(ask(5, rid="c")))
+    gate.open()
+    for future in futures:
+        answer(future)
+    assert gate.waves == [["a", "b"], ["c"]]
+    assert seen == [0, 2]
+
+
 def test_a_full_queue_refuses_and_recovers(scheduler: Scheduler, gate: Gate) -> None:
     scheduler.start()
     running = scheduler.submit(ask(5))

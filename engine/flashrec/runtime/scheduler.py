@@ -249,7 +249,8 @@ class Scheduler:
         if not self._waiting:
             return []
         by_member = {ticket.member: ticket for ticket in self._waiting}
-        members = self.engine.admission.admit([ticket.member for ticket in self._waiting], time.monotonic())
+        waiting = [ticket.member for ticket in self._waiting]
+        members = self.engine.admission.admit(waiting, time.monotonic(), len(self._running))
         wave = [by_member[member] for member in members]
         chosen = set(wave)
         self._running += wave
