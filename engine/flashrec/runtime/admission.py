@@ -15,9 +15,9 @@ LOOKAHEAD = 4
 HALVES_FROM = 8
 """Requests here, waiting and in flight, from which on they share the device by halves: see :meth:`Admission.admit`.
 
-One H200, 303 tokens, n = 50, clients that ask again when they are answered, requests per second without / with, two runs
-each, 2026-12-01: 16 at once 509, 512 / 546, 558; 24: 605, 615 / 653, 642; 64: 718, 740 / 752, 740; but 4: 271, 280 / 245,
-264, where a wave of two takes nearly as long as one of three.
+One H200, 303 tokens, n = 50, clients that ask again when they are answered, requests per second without / with, two
+runs each, 2026-12-01: 16 at once 509, 512 / 546, 558; 24: 605, 615 / 653, 642; 64: 718, 740 / 752, 740; but 4: 271,
+280 / 245, 264, where a wave of two takes nearly as long as one of three.
 """
 
 

@@ -9,9 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flashrec.errors import CaptureError, DeadlineError, EngineFault, QueueFullError, RequestError
 from flashrec.profiler import ProfileOptions, trace_range
@@ -20,18 +19,10 @@ from flashrec.runtime.catalogs import Place
 from flashrec.runtime.engine import Engine
 from flashrec.runtime.flight import Flight
 from flashrec.runtime.member import Member
+from flashrec.runtime.ticket import Ticket
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A waiting request. ``deadline`` is on :func:`time.monotonic`'s clock."""
-
-    member: Member
-    future: Future[Result]
-    deadline: float | None
 
 
 class Scheduler:
@@ -165,7 +156,7 @@ class Scheduler:
             dropped, self._waiting = self._waiting, []
             self._state.notify_all()
         for ticket in dropped:
-            _fail(ticket.future, EngineFault("the engine is shutting down"))
+            ticket.fail(EngineFault("the engine is shutting down"))
         if self._thread.is_alive():
             self._thread.join()
 
@@ -240,7 +231,7 @@ class Scheduler:
         now, kept = time.monotonic(), []
         for ticket in self._waiting:
             if ticket.deadline is not None and ticket.deadline <= now:
-                _fail(ticket.future, DeadlineError("the deadline passed while the request waited for a wave"))
+                ticket.fail(DeadlineError("the deadline passed while the request waited for a wave"))
             elif not ticket.future.cancelled():
                 kept.append(ticket)
         self._waiting = kept
@@ -265,7 +256,7 @@ class Scheduler:
             logger.exception("a wave of %d requests failed", len(wave))
             self._ended(wave)
             for ticket in wave:
-                _fail(ticket.future, error)
+                ticket.fail(error)
 
     def _land(self, wave: list[Ticket], flight: Flight) -> None:
         outcomes = self.engine.finish(flight)
@@ -273,9 +264,9 @@ class Scheduler:
         self._ended(wave)
         for ticket, outcome in zip(wave, outcomes, strict=True):
             if not isinstance(outcome, Result):
-                _fail(ticket.future, outcome)
+                ticket.fail(outcome)
             elif ticket.deadline is not None and ticket.deadline <= now:
-                _fail(ticket.future, DeadlineError("the deadline passed while the request ran"))
+                ticket.fail(DeadlineError("the deadline passed while the request ran"))
             elif ticket.future.set_running_or_notify_cancel():
                 ticket.future.set_result(outcome)
 
@@ -293,11 +284,6 @@ class Scheduler:
             calls, self._calls = self._calls, []
             self._state.notify_all()
         for ticket in tickets:
-            _fail(ticket.future, fault)
+            ticket.fail(fault)
         for call in calls:
             call()
-
-
-def _fail(future: Future[Any], error: Exception) -> None:
-    if future.set_running_or_notify_cancel():
-        future.set_exception(error)

@@ -19,8 +19,9 @@ from flashrec.runtime.decode import CatalogProgram, Decoder
 from flashrec.runtime.engine import Engine
 from flashrec.runtime.member import Member, WaveKey
 from flashrec.runtime.member import validate as validate_request
-from flashrec.runtime.scheduler import Scheduler, Ticket
+from flashrec.runtime.scheduler import Scheduler
 from flashrec.runtime.stage import DecodeStage
+from flashrec.runtime.ticket import Ticket
 from flashrec_harness.faults.registry import fault, soak
 
 

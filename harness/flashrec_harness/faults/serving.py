@@ -41,7 +41,7 @@ def lone_waves() -> Iterator[None]:
     """Every request gets a wave of its own, so that no request has company that could harm it."""
     real = Admission.admit
 
-    def admit(self: Admission, waiting: Sequence[Member], now: float = 0.0) -> list[Member]:
+    def admit(self: Admission, waiting: Sequence[Member], now: float = 0.0, in_flight: int = 0) -> list[Member]:
         return real(self, waiting[:1], now)
 
     with mock.patch.object(Admission, "admit", admit):
