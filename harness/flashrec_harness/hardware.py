@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -149,8 +149,8 @@ def device_lock(name: str | None = None, *, directory: Path | None = None) -> It
             del os.environ[_HELD]
 
 
-def foreign_processes() -> list[str]:
-    """Other processes that compute on the visible GPU, as ``"<pid> <name>"``; empty without a GPU.
+def foreign_processes(ours: Collection[int] = ()) -> list[str]:
+    """Processes that compute on the visible GPU, as ``"<pid> <name>"``, but this one and ``ours``; empty without a GPU.
 
     Inside a container the driver may list processes by the host's numbers, or none at all: a process of
     ours can then look foreign, which errs on the side of saying so.
@@ -159,4 +159,5 @@ def foreign_processes() -> list[str]:
     if gpu is None:
         return []
     rows = _nvidia_smi("--query-compute-apps=gpu_uuid,pid,process_name")
-    return [f"{row[1]} {row[2]}" for row in rows if len(row) == 3 and row[0] == gpu.uuid and row[1] != str(os.getpid())]
+    known = {str(pid) for pid in (os.getpid(), *ours)}
+    return [f"{row[1]} {row[2]}" for row in rows if len(row) == 3 and row[0] == gpu.uuid and row[1] not in known]

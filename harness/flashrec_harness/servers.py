@@ -11,17 +11,21 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from urllib.parse import urlsplit
 
 import httpx
+import psutil
 
 from flashrec_harness.children import package_path
 from flashrec_harness.planting import planted_names
 
 HEALTH_TIMEOUT_S = 180.0
+SPAWNED = "multiprocessing.spawn"
+"""In the command line of a server's front process, and of no other child of it."""
 _POLL_S = 0.2
 _LOG_TAIL_LINES = 40
 _STOP_PATIENCE_S = 10.0
@@ -62,6 +66,36 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def processes_behind(url: str) -> frozenset[int]:
+    """Process ids of the server at a URL, as far as they can be seen here: those that listen on its port, with their
+    children, and with the parents of those that a parent spawned to listen in its stead. None of another machine's.
+    """
+    parts = urlsplit(url)
+    if not _is_here(parts.hostname or ""):
+        return frozenset()
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    found = set[int]()
+    for one in psutil.net_connections("tcp"):
+        if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid is not None:
+            with suppress(psutil.Error):
+                listener = psutil.Process(one.pid)
+                spawned = SPAWNED in " ".join(listener.cmdline())
+                family = (listener, *listener.children(recursive=True), *([listener.parent()] if spawned else []))
+                found |= {member.pid for member in family if member is not None}
+    return frozenset(found)
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host's address is one of this machine's: whoever can bind it is here."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 def log_tail(path: Path, lines: int = _LOG_TAIL_LINES) -> str:

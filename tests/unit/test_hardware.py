@@ -66,6 +66,8 @@ def test_xdist_workers_get_one_gpu_each(worker: str, visible: str | None, pinned
 def test_foreign_processes_are_those_of_the_visible_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert hardware.foreign_processes() == ["99999 /usr/bin/other"]
+    assert hardware.foreign_processes({99999}) == []
+    assert hardware.foreign_processes({9999}) == ["99999 /usr/bin/other"]
 
 
 def test_no_driver_means_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

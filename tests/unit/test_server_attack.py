@@ -19,6 +19,7 @@ from server_support import Running, error_of, make_scheduler, running, wait_unti
 from flashrec.server.config import ServerConfig
 from flashrec.server.openai import ChatCompletionRequest, CompletionRequest
 from flashrec.server.profiling import StartProfileRequest
+from flashrec.server.protocol import MAX_HEAD_BYTES
 from flashrec.server.recommend import RecommendRequest
 from flashrec.server.schemas import Body
 from flashrec.server.sglang import GenerateRequest, SamplingParams
@@ -224,6 +225,18 @@ def closed_after(client: socket.socket, patience_s: float = 10.0) -> float:
     return time.monotonic() - start
 
 
+def closed_under(client: socket.socket, drop: bytes, patience_s: float = 10.0) -> float:
+    """Seconds until the server closes a connection that sends a drop every 50 ms."""
+    start = time.monotonic()
+    while time.monotonic() - start < patience_s:
+        try:
+            client.sendall(drop)
+        except (BrokenPipeError, ConnectionResetError):
+            break
+        time.sleep(0.05)
+    return time.monotonic() - start
+
+
 @pytest.mark.parametrize("sent", [b"", b"P", b"POST /generate HTTP/1.1\r\nHost: localhost\r\nX-A: "])
 def test_a_head_that_never_ends_is_not_waited_for(shop: Running, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", shop.port)) as client:
@@ -262,6 +275,71 @@ def test_a_second_request_s_head_is_not_waited_for_either(shop: Running) -> None
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
         client.sendall(b"POST /gen")
         assert closed_after(client) < 5
+
+
+def test_empty_lines_now_and_then_do_not_keep_a_connection(shop: Running) -> None:
+    """A parser skips them before a request without a word."""
+    body = json.dumps(GOOD["/generate"]).encode()
+    with socket.create_connection(("127.0.0.1", shop.port)) as client:
+        client.settimeout(10)
+        client.sendall(head("/generate", len(body)) + body)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert closed_under(client, b"\r\n") < 5
+
+
+def test_a_head_may_not_be_endless(shop: Running) -> None:
+    """Fast enough for any time limit, and a piece at a time, as a network delivers it."""
+    with socket.create_connection(("127.0.0.1", shop.port)) as client:
+        client.sendall(b"POST /generate HTTP/1.1\r\n")
+        # Within the two seconds that a head may take it sends twice what a head may have.
+        assert closed_under(client, b"X-A: " + b"a" * (MAX_HEAD_BYTES // 8) + b"\r\n") < 1.5
+    assert_calm(shop)
+
+
+def test_a_long_head_in_pieces_is_taken(shop: Running) -> None:
+    body = json.dumps(GOOD["/generate"]).encode()
+    start = head("/generate", len(body)).removesuffix(b"\r\n") + b"X-A: %s\r\n" % (b"a" * 20_000) + b"\r\n"
+    with socket.create_connection(("127.0.0.1", shop.port)) as client:
+        client.settimeout(10)
+        for place in range(0, len(start), 1000):
+            client.sendall(start[place : place + 1000])
+            time.sleep(0.002)
+        client.sendall(body)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_the_rest_of_a_body_that_was_refused_is_not_waited_for(shop: Running) -> None:
+    with socket.create_connection(("127.0.0.1", shop.port)) as client:
+        client.settimeout(10)
+        client.sendall(head("/generate", 10 << 20))
+        assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
+        assert closed_under(client, b"a") < 5
+
+
+def test_a_connection_stays_open_between_requests(shop: Running) -> None:
+    """Longer than the time limit of a head; the first one is refused before its body has been sent."""
+    body = json.dumps(GOOD["/generate"]).encode()
+    big = head("/generate", 2 << 20), b" " * (2 << 20)
+    with socket.create_connection(("127.0.0.1", shop.port)) as client:
+        client.settimeout(10)
+        for start, rest, status in ((*big, b"413"), (head("/generate", len(body)), body, b"200")):
+            client.sendall(start)
+            time.sleep(0.1)
+            client.sendall(rest)
+            assert client.recv(65536).startswith(b"HTTP/1.1 " + status)
+            time.sleep(2.5)
+        client.sendall(head("/generate", len(body)) + body)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_requests_in_a_row_are_answered_in_a_row(shop: Running) -> None:
+    body = json.dumps(GOOD["/generate"]).encode()
+    with socket.create_connection(("127.0.0.1", shop.port)) as client:
+        client.settimeout(10)
+        client.sendall((head("/generate", len(body)) + body) * 5)
+        received = b""
+        while received.count(b"HTTP/1.1 200 ") < 5:
+            received += client.recv(65536)
 
 
 def test_an_answer_that_nobody_reads_is_let_go(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from flashrec.config import EngineConfig
 from flashrec.server.config import ServerConfig
 from flashrec.server.run import bind, claim, load_scheduler, serve_alone
 
-_CORES_PER_FRONT = 4
-_FRONTS = 4
+_CORES_PER_FRONT = 2
+_FRONTS = 8
 
 
 def serve(engine_config: EngineConfig, config: ServerConfig) -> int:

@@ -23,12 +23,10 @@ from flashrec_harness.load import closed_loop
 from flashrec_harness.outcome import SuiteContext
 from flashrec_harness.overload.cores import divide, kept_to
 from flashrec_harness.overload.fleet import Shot
-from flashrec_harness.servers import RunningServer, flashrec_server
+from flashrec_harness.servers import SPAWNED, RunningServer, flashrec_server
 
 START_TIMEOUT_S = 600.0
 """Two engines compile and capture at the same time."""
-_SPAWNED = "multiprocessing.spawn"
-"""In the command line of a front process, and of no other child of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Served:
     def counters(self) -> Counters:
         with Client(self._url) as client:
             engine: Any = json_of(client.get("/server_info"))["engine"]
-        fronts = [child for child in self._process.children(recursive=True) if _SPAWNED in " ".join(child.cmdline())]
+        fronts = [child for child in self._process.children(recursive=True) if SPAWNED in " ".join(child.cmdline())]
         cpu = {"engine": _cpu_s([self._process])}
         cpu |= {f"front {number}": _cpu_s([front]) for number, front in enumerate(fronts, 1)}
         cpu["clients"] = _cpu_s(self._clients.processes)

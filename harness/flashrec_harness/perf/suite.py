@@ -19,6 +19,7 @@ from flashrec_harness.perf.measure import Measurement, RunTask, measure, run_in_
 from flashrec_harness.perf.server_keys import of_server, untold
 from flashrec_harness.perf.workload import QUICK, Workload, load_workload
 from flashrec_harness.runner import repeat_command
+from flashrec_harness.servers import processes_behind
 
 _TREND_FROM = 3
 
@@ -84,7 +85,7 @@ def judge_workload(context: SuiteContext, settings: PerfSettings, update: Update
         from flashrec_harness.perf import against
 
         return against.run(context, replace(workload, sweep=None), settings.against, settings.candidate)
-    foreign_before = hardware.foreign_processes()
+    foreign_before = hardware.foreign_processes(processes_behind(context.url) if context.url is not None else ())
     measurement = measure(context, workload, yardsticks=yardsticks_of(context, workload), run=settings.run)
     where = measured_environment(context, workload, measurement)
     session = measurement.session(
