@@ -42,7 +42,7 @@ class Compiled:
     shared: int
 
 
-class _HopperDriver:
+class HopperDriver:
     """What Triton asks of a driver before it compiles."""
 
     def get_current_target(self) -> Any:
@@ -80,7 +80,7 @@ def compile_registered() -> list[Compiled]:
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
-    driver.set_active(_HopperDriver())
+    driver.set_active(HopperDriver())
     variants: dict[str, Compiled] = {}
     launch = JITFunction.run
 

@@ -11,7 +11,7 @@ import torch
 from flashrec.errors import ConfigError
 from flashrec.kernels._triton import MODE, TritonMode
 from flashrec.kernels.registry import REGISTRY, Kernel, KernelSpec
-from flashrec_harness import hardware, kernel_compile, kernel_invariance, kernel_memcheck
+from flashrec_harness import hardware, kernel_compile, kernel_invariance, kernel_memcheck, kernel_variants
 from flashrec_harness.drawing import VARIABLE, Drawing, drawing, is_nightly, seed_of
 from flashrec_harness.kernel_cases import CASES, EXAMPLES, KernelCase, Lane
 from flashrec_harness.kernel_check import Verdict, check_case
@@ -209,4 +209,4 @@ def run(ctx: SuiteContext) -> list[Check]:
         checks.append(kernel_compile.check())
     else:
         checks.append(kernel_memcheck.check())
-    return checks
+    return [*checks, kernel_variants.check()]

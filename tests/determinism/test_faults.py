@@ -27,6 +27,7 @@ SHOWN_IN_ONE_PROCESS = (
     "early-page-reuse",
     "eviction-ignores-readers",
     "filters-of-the-first",
+    "fp8-product-by-rows",
     "id-keyed-cache",
     "last-catalog-for-all",
     "noise-by-row",

@@ -105,24 +105,23 @@ def test_a_process_that_imported_another_engine_is_an_error(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("slowdown_ms", [0, 800])
 def test_real_engines_in_real_work_trees(
-    suite_context: SuiteContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slowdown_ms: int
+    suite_context: SuiteContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This checkout as it stands against itself, and against itself with a pause planted in ``Engine.generate``."""
+    """This checkout against itself with a pause planted in ``Engine.generate``; `docs/perf-verdicts.md` has itself
+    against itself, which says more of a machine than of the code."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(tmp_path / "clone")], check=True)
     repository = Repository(tmp_path / "clone")
     git(repository.root, "checkout", "--quiet", "--detach", Repository(ROOT).snapshot().sha)
-    if slowdown_ms:
-        plant_pause(repository.root / "engine" / "flashrec" / "runtime" / "engine.py", slowdown_ms)
+    plant_pause(repository.root / "engine" / "flashrec" / "runtime" / "engine.py", milliseconds=800)
     monkeypatch.setattr(stats, "MAX_PAIRS", stats.MIN_PAIRS)
     workload = replace(PLAN, rounds=2, warmup_rounds=1, prompts=8, cells=(Cell(n=4, concurrency=4, requests=4),))
     valid, check = against.run(suite_context, workload, "HEAD", repository=repository)
     assert valid.outcome is Outcome.PASS
     assert "detectable %" in check.rows[0]
-    assert (check.outcome is Outcome.FAIL) == bool(slowdown_ms), json.dumps(check.rows)
+    assert check.outcome is Outcome.FAIL, json.dumps(check.rows)
 
 
 def plant_pause(source: Path, milliseconds: int) -> None:

@@ -106,3 +106,24 @@ def test_cached_and_computed_tokens_are_counted(checkpoint: Path) -> None:
         results += warm.generate([Request(input_ids=prompt, n=2, max_tokens=2, ignore_eos=True)])
     assert [result.cached_tokens for result in results] == [0, (len(prompt) - 1) // 16 * 16]
     assert all(result.prompt_tokens == len(prompt) for result in results)
+
+
+@pytest.mark.parametrize(("requests", "sizes"), [(1, [1]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
+def test_at_the_start_uncaptured_passes_of_few_prompts_and_many_are_launched_and_leave_nothing(
+    checkpoint: Path, requests: int, sizes: list[int]
+) -> None:
+    launched = []
+    real = prefill.Prefill._uncaptured
+
+    def noted(self: prefill.Prefill, tokens: object, meta: prefill.PrefillMeta) -> object:
+        launched.append((list(meta.query_lens), list(meta.ends)))
+        return real(self, tokens, meta)
+
+    with mock.patch.object(prefill.Prefill, "_uncaptured", noted):
+        started = engine(checkpoint, max_requests=requests)
+    assert launched == [([1] * size, list(range(size))) for size in sizes]
+    pool = started.parts.pool
+    assert not pool.k[:, pool.page_size :].any()
+    assert not pool.v[:, pool.page_size :].any()
+    assert started.stats()["waves"] == started.stats()["missed_tokens"] == started.profiler.forward_passes == 0
+    started.close()

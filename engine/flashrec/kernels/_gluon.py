@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashrec.kernels._triton import MODE, TritonMode
@@ -25,9 +25,10 @@ else:
     gl = hopper = _NoGluon()
 
 
-def gluon_jit(function: Callable[..., Any]) -> Any:
-    """``gluon.jit`` where kernels are compiled. Elsewhere the function is returned as it is."""
-    return gluon.jit(function) if MODE is TritonMode.DEVICE else function
+def gluon_jit(function: Callable[..., Any], *, varying: Sequence[str] = ()) -> Any:
+    """``gluon.jit`` where kernels are compiled; ``varying`` as in :func:`flashrec.kernels._triton.jit`. Elsewhere the
+    function is returned as it is."""
+    return gluon.jit(function, do_not_specialize=varying) if MODE is TritonMode.DEVICE else function
 
 
 def tile_descriptor(tensor: Any, rows: int, columns: int) -> Any:

@@ -10,7 +10,7 @@ import functools
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -129,10 +129,12 @@ else:
     tl = _NoTriton()
 
 
-def jit(function: Callable[..., Any], *, name: Callable[[Any], str] | None = None) -> Any:
+def jit(function: Callable[..., Any], *, name: Callable[[Any], str] | None = None, varying: Sequence[str] = ()) -> Any:
     """``triton.jit`` for this process's mode. Without Triton the function is returned as it is.
 
-    ``name`` gives a compiled variant the name that a trace shows, from its ``constants`` and ``signature``.
+    ``name`` gives a compiled variant the name that a trace shows, from its ``constants`` and ``signature``. ``varying``
+    are the parameters that follow from what is asked for: without it Triton compiles anew for an integer that is 1 or
+    a multiple of 16 and for a pointer to 16 bytes, in the middle of serving.
     """
     if MODE is TritonMode.ABSENT:
         return function
@@ -140,7 +142,7 @@ def jit(function: Callable[..., Any], *, name: Callable[[Any], str] | None = Non
         from triton.runtime.interpreter import InterpretedFunction
 
         return InterpretedFunction(function)
-    return triton.jit(function, repr=name)
+    return triton.jit(function, repr=name, do_not_specialize=varying)
 
 
 @functools.cache

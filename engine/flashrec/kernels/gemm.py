@@ -62,7 +62,7 @@ def _trace_name(variant: Any) -> str:
     return "gemm_e4m3" if variant.constants["SCALED"] else "gemm_plain"
 
 
-@partial(jit, name=_trace_name)
+@partial(jit, name=_trace_name, varying=("rows",))
 def _gemm_kernel(
     x: tl.tensor,
     x_scale: tl.tensor,

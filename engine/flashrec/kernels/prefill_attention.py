@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from flashrec.kernels._softmax import LOG2E, attend_range, cache_arguments
@@ -46,7 +48,7 @@ def paged_prefill_attention(
     return scatter_rows(out, rows, valid, num_rows).to(q.dtype)
 
 
-@jit
+@partial(jit, varying=("page_stride",))
 def _prefill_kernel(
     q: tl.tensor,
     k_cache: tl.tensor,

@@ -93,7 +93,7 @@ def _fetch(
     _hand_over(item, desk, turn)
 
 
-@gluon_jit
+@functools.partial(gluon_jit, varying=("page_stride", "num_tiles"))
 def _prefill_kernel(
     taken: gl.tensor,
     q: gl.tensor,

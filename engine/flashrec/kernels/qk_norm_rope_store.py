@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from flashrec.kernels._triton import after_previous, ceil_div, jit, next_power_of_2, overlap, tl
@@ -75,7 +77,7 @@ def _to_cache(values: tl.tensor, inverse_scale: tl.tensor, cache: tl.tensor) -> 
     return values.to(cache.dtype.element_ty)
 
 
-@jit
+@partial(jit, varying=("positions", "slots"))
 def _qk_norm_rope_store_kernel(
     qkv: tl.tensor,
     positions: tl.tensor,

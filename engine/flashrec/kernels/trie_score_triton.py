@@ -7,6 +7,8 @@ wave's filters and sizes make of the other kernels.
 
 from __future__ import annotations
 
+from functools import partial
+
 from flashrec.kernels._triton import jit, tl
 
 NO_KEY: tl.constexpr = tl.constexpr(-(1 << 63))
@@ -146,7 +148,7 @@ def normalise_kernel(
         tl.store(normalisers + row, peak + tl.log(tl.where(total == 0.0, 1.0, total)))
 
 
-@jit
+@partial(jit, varying=("list_count", "list_steps"))
 def score_kernel(
     logits: tl.tensor,
     columns: tl.tensor,

@@ -284,9 +284,9 @@ class Engine:
         self.profiler.on_wave_end()
 
     def _warm_up(self) -> None:
-        """Capture the default program's graphs, so that no request waits for one (SPEC P1), and prove R1."""
-        served = self.catalogs.find(None)
-        if served is not None:
+        """Compile and capture what the default program needs, so that no request waits (SPEC P1), and prove R1."""
+        self._prefill.warm_up(self.config.max_requests)
+        if (served := self.catalogs.find(None)) is not None:
             self._reload.capture(served)
         if self.config.invariance_check:
             prove_invariance(self)

@@ -86,11 +86,28 @@ class Prefill:
         if self.graphs is not None and self.graphs.holds(tokens.shape[1], len(segments)):
             out[place] = self.graphs.run(tokens, meta)
             return
-        ids, positions, slots = upload(tokens, out.device)
-        ends = Ends(upload(meta.ends, out.device), self.attention.prefill_ends(meta))
+        out[place] = self._uncaptured(tokens, meta)
+
+    def _uncaptured(self, tokens: NDArray[np.int32], meta: PrefillMeta) -> torch.Tensor:
+        device = self.model.lm_head().device
+        ids, positions, slots = upload(tokens, device)
+        ends = Ends(upload(meta.ends, device), self.attention.prefill_ends(meta))
         batch = ForwardBatch(positions, slots, self.attention.prefill(meta), self.ops, ends)
         hidden, residual = self.model.forward(ids, batch)
-        out[place] = self.model.final_norm(hidden, residual, batch)
+        return self.model.final_norm(hidden, residual, batch)
+
+    @torch.inference_mode()
+    def warm_up(self, requests: int) -> None:
+        """Launch what passes without a graph launch, so that no request waits until it is compiled.
+
+        Products of a prompt's last token alone are tiled by the number of prompts: 1, 2, 4 and so on up to
+        ``requests``, one token each, whose keys and values go to the scratch page.
+        """
+        for count in [1 << power for power in range((requests - 1).bit_length())] + [requests]:
+            lengths = [1] * count
+            nothing = np.zeros((3, count), dtype=np.int32)
+            table = np.zeros((count, 1), dtype=np.int32)
+            self._uncaptured(nothing, PrefillMeta(lengths, lengths, table, nothing[1], np.arange(count)))
 
 
 def lay_out(

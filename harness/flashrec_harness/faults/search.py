@@ -9,13 +9,18 @@ from unittest import mock
 
 import torch
 
+from flashrec.batch import Activation, Quantized
 from flashrec.kernels import decode_attention, paged_attention, prefill_attention
+from flashrec.kernels.ops import Ops
 from flashrec.kernels.tiles import RowTiles
+from flashrec.layers.linear import Linear
 from flashrec.search import expand, numerics
 from flashrec.search.expand import Expansion, Frontier, Spans
 from flashrec.search.filters import FilterSet
 from flashrec.search.levels import Level
 from flashrec_harness.faults.registry import fault, parity
+
+_FEW_ROWS = 48
 
 
 @fault("split-count-from-batch", axis="mixed", tensor="logits")
@@ -33,6 +38,30 @@ def split_count_from_batch() -> Iterator[None]:
         mock.patch.object(decode_attention, "context_state", context_state),
         mock.patch.object(prefill_attention, "context_state", context_state),
     ):
+        yield
+
+
+@fault("fp8-product-by-rows", axis="fp8", tensor="logits")
+def fp8_product_by_rows() -> Iterator[None]:
+    """Above 48 rows an FP8 product adds up its inner dimension in two halves."""
+    real = Linear.__call__
+
+    def product(self: Linear, x: Activation, ops: Ops) -> torch.Tensor:
+        if self.weight_scale is None:
+            return real(self, x, ops)
+        values, scale = x if isinstance(x, Quantized) else ops.quant_per_token(x)
+        if values.shape[0] <= _FEW_ROWS:
+            return real(self, Quantized(values, scale), ops)
+        middle = values.shape[1] // 2
+        halves = [
+            ops.linear_fp8(
+                values[:, part].contiguous(), scale, self.weight[:, part].contiguous(), self.weight_scale, self.dtype
+            )
+            for part in (slice(None, middle), slice(middle, None))
+        ]
+        return torch.add(*halves)
+
+    with mock.patch.object(Linear, "__call__", product):
         yield
 
 

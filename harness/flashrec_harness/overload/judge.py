@@ -18,6 +18,7 @@ each.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -35,9 +36,16 @@ ERROR = 0.05
 def interval(ratios: Sequence[float], looks: int) -> tuple[float, float]:
     """One look's interval of the mean ratio, on the logarithms; two ratios or more."""
     logs = [math.log(max(ratio, 1e-9)) for ratio in ratios]
-    quantile = float(student.ppf(1 - ERROR / looks / 2, len(logs) - 1))
-    centre, half = statistics.mean(logs), quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    centre = statistics.fmean(logs)
+    deviation = math.sqrt(math.fsum((one - centre) ** 2 for one in logs) / (len(logs) - 1))
+    half = _quantile(looks, len(logs)) * deviation / math.sqrt(len(logs))
     return math.exp(centre - half), math.exp(centre + half)
+
+
+@functools.cache
+def _quantile(looks: int, count: int) -> float:
+    """Student's t for one of ``looks`` two-sided intervals from ``count`` values."""
+    return float(student.ppf(1 - ERROR / looks / 2, count - 1))
 
 
 def verdict(ratios: Sequence[float], at_most: Sequence[float], looks: int) -> Outcome:

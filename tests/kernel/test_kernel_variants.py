@@ -1,0 +1,63 @@
+"""What is asked for decides nothing that Triton compiles for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from flashrec.kernels._triton import MODE, TritonMode
+from flashrec_harness import kernel_variants
+from flashrec_harness.kernel_variants import Variants, judged
+from flashrec_harness.outcome import Outcome
+
+FORGETFUL = """
+import json, dataclasses
+import flashrec.kernels._gluon as gluon
+import flashrec.kernels._triton as triton
+ours, theirs = triton.jit, gluon.gluon_jit
+triton.jit = lambda function, *, name=None, varying=(): ours(function, name=name)
+gluon.gluon_jit = lambda function, *, varying=(): theirs(function)
+from flashrec_harness.kernel_variants import count
+print(json.dumps([dataclasses.asdict(one) for one in count()]))
+"""
+SENSITIVE = {
+    "gemm._gemm_kernel",
+    "prefill_attention._prefill_kernel",
+    "prefill_attention_gluon._prefill_kernel",
+    "qk_norm_rope_store._qk_norm_rope_store_kernel",
+    "trie_score_triton.score_kernel",
+}
+needs_triton = pytest.mark.skipif(MODE is TritonMode.ABSENT, reason="Triton is not installed")
+
+
+@needs_triton
+def test_no_length_makes_a_kernel_compile_anew() -> None:
+    check = kernel_variants.check()
+    assert check.outcome is Outcome.PASS, check.reason
+    assert {row["kernel"] for row in check.rows} >= SENSITIVE
+
+
+@needs_triton
+def test_kernels_that_do_not_say_what_varies_are_found() -> None:
+    """Planted: every kernel without its ``varying``."""
+    child = subprocess.run(
+        [sys.executable, "-c", FORGETFUL],
+        env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    found = [Variants(**row) for row in json.loads(child.stdout)]
+    assert {one.kernel for one in found if one.variants > one.shapes} == SENSITIVE
+    check = judged(found)
+    assert check.outcome is Outcome.FAIL
+    assert "gemm._gemm_kernel (6 variants of 2 shapes)" in check.reason
+
+
+def test_nothing_launched_is_no_evidence() -> None:
+    assert judged([]).outcome is Outcome.FAIL
