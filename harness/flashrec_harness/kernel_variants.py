@@ -1,8 +1,8 @@
 """Shows that nothing is compiled while serving: passes of many lengths ask for one variant of a kernel each.
 
 Triton compiles anew for an integer that is 1 or a multiple of 16 and for a pointer to 16 bytes, where a parameter is
-not exempt, and the wave waits. What follows from the checkpoint may do that, what follows from a request may not. Runs in
-a child process with a stand-in driver, as :mod:`.kernel_compile` does; nothing is compiled here either.
+not exempt, and the wave waits. What follows from the checkpoint may do that, what follows from a request may not. Runs
+in a child process with a stand-in driver, as :mod:`.kernel_compile` does; nothing is compiled here either.
 """
 
 from __future__ import annotations
