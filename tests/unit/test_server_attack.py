@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import socket
 import struct
 import time
@@ -277,6 +278,19 @@ def test_a_second_request_s_head_is_not_waited_for_either(shop: Running) -> None
         assert closed_after(client) < 5
 
 
+def answer_to(client: socket.socket, request: bytes) -> bytes:
+    """The whole of the answer to a request, whose body may come after its head."""
+    client.sendall(request)
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += client.recv(65536)
+    start, _, body = received.partition(b"\r\n\r\n")
+    (length,) = re.findall(rb"(?i)content-length: (\d+)", start)
+    while len(body) < int(length):
+        body += client.recv(65536)
+    return start
+
+
 def test_empty_lines_now_and_then_do_not_keep_a_connection(shop: Running) -> None:
     """A parser skips them before a request without a word."""
     body = json.dumps(GOOD["/generate"]).encode()
@@ -319,17 +333,22 @@ def test_the_rest_of_a_body_that_was_refused_is_not_waited_for(shop: Running) ->
 def test_a_connection_stays_open_between_requests(shop: Running) -> None:
     """Longer than the time limit of a head; the first one is refused before its body has been sent."""
     body = json.dumps(GOOD["/generate"]).encode()
-    big = head("/generate", 2 << 20), b" " * (2 << 20)
     with socket.create_connection(("127.0.0.1", shop.port)) as client:
         client.settimeout(10)
-        for start, rest, status in ((*big, b"413"), (head("/generate", len(body)), body, b"200")):
-            client.sendall(start)
-            time.sleep(0.1)
-            client.sendall(rest)
-            assert client.recv(65536).startswith(b"HTTP/1.1 " + status)
+        assert answer_to(client, head("/generate", 2 << 20)).startswith(b"HTTP/1.1 413 ")
+        client.sendall(b" " * (2 << 20))
+        for _ in range(2):
             time.sleep(2.5)
-        client.sendall(head("/generate", len(body)) + body)
+            assert answer_to(client, head("/generate", len(body)) + body).startswith(b"HTTP/1.1 200 ")
+
+
+def test_who_asks_for_another_protocol_is_answered_in_this_one(shop: Running) -> None:
+    asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", shop.port)) as client:
+        client.settimeout(10)
+        client.sendall(asked)
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+    assert_calm(shop)
 
 
 def test_requests_in_a_row_are_answered_in_a_row(shop: Running) -> None:

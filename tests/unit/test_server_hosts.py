@@ -111,6 +111,14 @@ def test_a_request_without_the_header_is_no_browser_s(shop: Running) -> None:
             assert client.recv(100).split()[1] == status
 
 
+def test_two_hosts_are_malformed(shop: Running) -> None:
+    """Whoever stands in front may have looked at the other one."""
+    for first, second in (("localhost", "localhost"), (EVIL, "localhost"), ("localhost", EVIL)):
+        with socket.create_connection(("127.0.0.1", shop.port), timeout=10) as client:
+            client.sendall(f"GET /health HTTP/1.1\r\nHost: {first}\r\nHost: {second}\r\n\r\n".encode())
+            assert client.recv(100).split()[1] == b"400"
+
+
 def test_names_that_are_allowed_come_beside_the_usual(tmp_path: Path) -> None:
     config = ServerConfig(port=0, allowed_hosts=["Shop.Example", "fd00::7"])
     with running(make_scheduler(tmp_path), config) as server:

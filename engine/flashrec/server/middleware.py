@@ -83,6 +83,9 @@ class Gate:
             self._count(scope, request_id, status, time.perf_counter() - start)
 
     def _refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> ApiError | None:
+        hosts = sum(name == b"host" for name, _ in scope["headers"])
+        if hosts > 1 or (hosts == 0 and scope["http_version"] == "1.1"):  # RFC 9112, 3.2; the parser does not look
+            return ApiError(400, "invalid_value", f"host: HTTP/1.1 has one such header, got {hosts}", "host")
         elsewhere = self._hosts.refuses(headers.get(b"host"))
         if elsewhere is not None:
             return ApiError(403, "host_not_allowed", elsewhere, "host")

@@ -35,7 +35,7 @@ def impatient(timeout_s: float) -> type[HttpToolsProtocol]:
                 self._head_bytes += len(data)
                 if self._head_bytes > MAX_HEAD_BYTES:
                     self.transport.abort()
-            elif self._in_request and self.cycle.response_complete:
+            elif self._in_request and self.cycle is not None and self.cycle.response_complete:
                 self._start("rest")
 
         def on_message_begin(self) -> None:

@@ -60,6 +60,7 @@ def _uvicorn_config(app: Application, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app.asgi,
         http=impatient(config.body_timeout_s),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
