@@ -109,6 +109,7 @@ def test_two_reloads_before_a_request_is_queued(
 def test_what_a_client_names_may_go_before_its_request_is_queued(
     server: Running, new: Path, wanted: str, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Who comes when nobody holds it any more is told that it is not there."""
     server.scheduler.load_catalog("fall", new)
     server.scheduler.load_catalog("default", new, activate=False)
     before_queueing(server, lambda scheduler: change(scheduler, new), monkeypatch)
@@ -116,8 +117,10 @@ def test_what_a_client_names_may_go_before_its_request_is_queued(
     assert response.status_code == 200, response.text
     assert response.json()["meta_info"]["items"] == ["solo", "duo"]
     monkeypatch.undo()
-    gone = server.post("/generate", {"text": "x", "sampling_params": {"catalog": wanted}})
-    assert gone.status_code == 400, "who comes later is told that it is not there"
+    # The thread that hands over an answer holds it until it runs again, which may be after the client has read it.
+    wait_until(
+        lambda: server.post("/generate", {"text": "x", "sampling_params": {"catalog": wanted}}).status_code == 400
+    )
 
 
 def test_the_engine_is_two_reloads_ahead_of_its_fronts(pair: Pair, new: Path) -> None:
