@@ -1,16 +1,13 @@
 """Compiles every registered kernel for Hopper on a machine without a GPU: type errors and spills show early.
 
-Triton carries its own assembler, so only the launch is missing: a stand-in driver names the target, and launches
-stop after compilation. It runs in a child process, since this one interprets.
+Triton carries its own assembler, so only the launch is missing: see :mod:`.hopper`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,13 +18,13 @@ import torch
 from hypothesis import strategies as st
 
 from flashrec.kernels.registry import GLUON, REGISTRY, TRITON, Kernel, KernelSpec
+from flashrec_harness import hopper
+from flashrec_harness.children import ChildError
 from flashrec_harness.kernel_cases import CASES, KernelCase, Lane
 from flashrec_harness.kernel_cases.attention import has_gluon
 from flashrec_harness.kernel_cases.base import Argument
 from flashrec_harness.outcome import Check, Outcome
 
-COMPUTE_CAPABILITY = 90
-_TIMEOUT_S = 300
 _EXAMPLES = 4
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
@@ -40,21 +37,6 @@ class Compiled:
     registers: int
     stack: int
     shared: int
-
-
-class HopperDriver:
-    """What Triton asks of a driver before it compiles."""
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", COMPUTE_CAPABILITY, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return device
 
 
 def _resources(name: str, binary: Any) -> Compiled:
@@ -77,20 +59,18 @@ def _resources(name: str, binary: Any) -> Compiled:
 
 def compile_registered() -> list[Compiled]:
     """Compiles a few cases of each registered kernel; for a process with ``TRITON_INTERPRET=0`` and no GPU."""
-    from triton.runtime.driver import driver
-    from triton.runtime.jit import JITFunction
-
-    driver.set_active(HopperDriver())
     variants: dict[str, Compiled] = {}
-    launch = JITFunction.run
 
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        binary = launch(self, *args, grid=grid, warmup=True, **kwargs)
-        if binary.hash not in variants:
-            variants[binary.hash] = _resources(self.__name__, binary)
-        return binary
+    def compiled(launch: Any) -> Any:
+        def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            binary = launch(self, *args, grid=grid, warmup=True, **kwargs)
+            if binary.hash not in variants:
+                variants[binary.hash] = _resources(self.__name__, binary)
+            return binary
 
-    JITFunction.run = compile_only
+        return compile_only
+
+    hopper.instead_of_launching(compiled)
     lane = Lane(torch.device("cpu"), torch.bfloat16, compiled=True)
     for spec in REGISTRY.values():
         call_own(spec, lane, _EXAMPLES)
@@ -131,18 +111,11 @@ def _call(name: str, kernel: Kernel, cases: st.SearchStrategy[KernelCase], count
 
 def check() -> Check:
     """Runs :func:`compile_registered` in a child process; fails on a compile error or a register spill."""
-    title = f"every kernel compiles for sm_{COMPUTE_CAPABILITY}"
-    child = subprocess.run(
-        [sys.executable, "-m", __name__],
-        env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-    )
-    if child.returncode:
-        error = next((line for line in reversed(child.stderr.splitlines()) if line.strip()), "no message")
-        return Check("kernel", title, Outcome.FAIL, "a kernel does not compile", reason=error[:400])
-    rows = json.loads(child.stdout)
+    title = f"every kernel compiles for sm_{hopper.COMPUTE_CAPABILITY}"
+    try:
+        rows = hopper.rows_of("-m", __name__)
+    except ChildError as error:
+        return Check("kernel", title, Outcome.FAIL, "a kernel does not compile", reason=str(error)[:400])
     spilled = sorted({row["kernel"] for row in rows if row["stack"]})
     summary = f"{len(rows)} variants, at most {max(row['registers'] for row in rows)} registers a thread"
     reason = f"registers spill in {', '.join(spilled)}" if spilled else ""

@@ -1,16 +1,13 @@
 """Shows that nothing is compiled while serving: passes of many lengths ask for one variant of a kernel each.
 
 Triton compiles anew for an integer that is 1 or a multiple of 16 and for a pointer to 16 bytes, where a parameter is
-not exempt, and the wave waits. What follows from the checkpoint may do that, what follows from a request may not. Runs
-in a child process with a stand-in driver, as :mod:`.kernel_compile` does; nothing is compiled here either.
+not exempt, and the wave waits. What follows from the checkpoint may do that, what follows from a request may not.
+Nothing is compiled here: see :mod:`.hopper`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -32,11 +29,11 @@ from flashrec.kernels.trie_expand import Children, Hypotheses, LeafLists
 from flashrec.kernels.trie_expand_triton import trie_expand_triton
 from flashrec.kvcache.pool import KVPool
 from flashrec.transfer import upload
-from flashrec_harness.kernel_compile import HopperDriver
+from flashrec_harness import hopper
+from flashrec_harness.children import ChildError
 from flashrec_harness.outcome import Check, Outcome
 
 TITLE = "no length makes a kernel compile anew"
-_TIMEOUT_S = 300
 _Q_HEADS, _KV_HEADS, _HEAD_DIM, _HIDDEN, _PAGE = 16, 8, 128, 2048, 64
 _COUNTS = (1, 2, 3, 4, 15, 16, 17, 31, 32, 48, 63, 64)
 _PASSES = (
@@ -59,10 +56,6 @@ class Variants:
 
 def count() -> list[Variants]:
     """Launches the kernels whose arguments follow from requests; for a process with ``TRITON_INTERPRET=0``."""
-    from triton.runtime.driver import driver
-    from triton.runtime.jit import JITFunction
-
-    driver.set_active(HopperDriver())
     asked: dict[str, list[tuple[str, str]]] = defaultdict(list)
 
     def note(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
@@ -73,7 +66,7 @@ def count() -> list[Variants]:
             (repr((constants, options)), repr((specialization, options)))
         )
 
-    JITFunction.run = note
+    hopper.instead_of_launching(lambda launch: note)
     for launch in (_prefill_passes, _stores, _products, _filters):
         launch()
     return [
@@ -155,17 +148,11 @@ def _filters() -> None:
 
 def check() -> Check:
     """Runs :func:`count` in a child process; fails where there are more variants than shapes."""
-    child = subprocess.run(
-        [sys.executable, "-m", __name__],
-        env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-    )
-    if child.returncode:
-        error = next((line for line in reversed(child.stderr.splitlines()) if line.strip()), "no message")
-        return Check("kernel", TITLE, Outcome.FAIL, "the kernels could not be asked for", reason=error[:400])
-    return judged([Variants(**row) for row in json.loads(child.stdout)])
+    try:
+        rows = hopper.rows_of("-m", __name__)
+    except ChildError as error:
+        return Check("kernel", TITLE, Outcome.FAIL, "the kernels could not be asked for", reason=str(error)[:400])
+    return judged([Variants(**row) for row in rows])
 
 
 def judged(found: list[Variants]) -> Check:

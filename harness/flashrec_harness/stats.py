@@ -14,8 +14,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from scipy import optimize
-from scipy import stats as distributions
+import scipy  # whose modules come when they are first used: scipy.stats takes 1.5 s
 
 FLOOR = 0.01
 """Smallest change worth a verdict, as a log-ratio: what an A/A run shows between sessions to start with."""
@@ -102,7 +101,7 @@ def screen_p_value(change: float, half_band: float, sessions: int, *, k: float =
     Student's t with as many degrees of freedom as there are stored ``sessions``: the band comes from few of
     them, and a normal law would raise an alarm in 6 % of equal sessions (simulated, 3 sessions of 3 processes).
     """
-    return float(distributions.t.sf(change * k / half_band, sessions))
+    return float(scipy.stats.t.sf(change * k / half_band, sessions))
 
 
 def holm(p_values: Mapping[str, float], alpha: float = SCREEN_ALPHA) -> dict[str, bool]:
@@ -122,8 +121,8 @@ def screen_detectable(
     half_band: float, sessions: int, *, k: float = BAND_WIDTH, alpha: float = SCREEN_ALPHA, metrics: int = 1
 ) -> float:
     """Smallest true change (log-ratio) that the screen rejects with 95 % power, Holm's first step."""
-    critical = float(distributions.t.isf(alpha / metrics, sessions))
-    return half_band / k * (critical + float(distributions.norm.isf(0.05)))
+    critical = float(scipy.stats.t.isf(alpha / metrics, sessions))
+    return half_band / k * (critical + float(scipy.stats.norm.isf(0.05)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ def paired_interval(a: Sequence[float], b: Sequence[float], *, confidence: float
         raise ValueError(f"paired samples need equal lengths of at least 2, got {len(a)} and {len(b)}")
     ratios = [log_ratio(new, base) for base, new in zip(a, b, strict=True)]
     mean, sd = float(np.mean(ratios)), _sample_sd(ratios)
-    half = float(distributions.t.ppf(0.5 + confidence / 2, len(ratios) - 1)) * sd / math.sqrt(len(ratios))
+    half = float(scipy.stats.t.ppf(0.5 + confidence / 2, len(ratios) - 1)) * sd / math.sqrt(len(ratios))
     return PairedInterval(mean, mean - half, mean + half, sd, len(ratios))
 
 
@@ -160,7 +159,7 @@ def paired_p_value(interval: PairedInterval) -> float:
     error = interval.pair_sd / math.sqrt(interval.pairs)
     if error == 0:
         return 1.0 if interval.mean == 0 else 0.0
-    return 2 * float(distributions.t.sf(abs(interval.mean) / error, interval.pairs - 1))
+    return 2 * float(scipy.stats.t.sf(abs(interval.mean) / error, interval.pairs - 1))
 
 
 Verdict = Literal["slower", "faster", "within noise", "inconclusive"]
@@ -197,18 +196,18 @@ def paired_detectable(
     """
     error = pair_sd / math.sqrt(pairs)
     shift = _rejected_shift(pairs, (1 - confidence) / comparisons, power)
-    return max(shift * error, floor + float(distributions.norm.ppf(power)) * error)
+    return max(shift * error, floor + float(scipy.stats.norm.ppf(power)) * error)
 
 
 @lru_cache(maxsize=1024)
 def _rejected_shift(pairs: int, alpha: float, power: float) -> float:
     """The true mean, in standard errors, that a two-sided t test at ``alpha`` rejects with ``power``."""
-    critical = float(distributions.t.isf(alpha / 2, pairs - 1))
+    critical = float(scipy.stats.t.isf(alpha / 2, pairs - 1))
 
     def excess(shift: float) -> float:
-        return float(distributions.nct.sf(critical, pairs - 1, shift)) - power
+        return float(scipy.stats.nct.sf(critical, pairs - 1, shift)) - power
 
-    return float(optimize.brentq(excess, critical / 2, 6 * critical))
+    return float(scipy.optimize.brentq(excess, critical / 2, 6 * critical))
 
 
 def pairs_needed(pair_sd: float, effect: float, *, comparisons: int = 1, floor: float = FLOOR) -> int | None:
@@ -225,7 +224,7 @@ def spread_bound(sample_sd: float, count: int, *, confidence: float = SPREAD_CON
     Five pairs underestimate their spread half of the time; planning with the bound keeps the power (simulated
     at a pair spread of 2 %: 94 % with the estimate, 98 % with this).
     """
-    return sample_sd * math.sqrt((count - 1) / float(distributions.chi2.ppf(1 - confidence, count - 1)))
+    return sample_sd * math.sqrt((count - 1) / float(scipy.stats.chi2.ppf(1 - confidence, count - 1)))
 
 
 def trend(values: Sequence[float]) -> float:
@@ -235,4 +234,4 @@ def trend(values: Sequence[float]) -> float:
     """
     if len(values) < 2:
         return 0.0
-    return float(distributions.theilslopes(np.log(np.asarray(values, dtype=np.float64))).slope)
+    return float(scipy.stats.theilslopes(np.log(np.asarray(values, dtype=np.float64))).slope)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 from flashrec.kernels._triton import MODE, TritonMode
-from flashrec_harness import kernel_variants
+from flashrec_harness import hopper, kernel_variants
 from flashrec_harness.kernel_variants import Variants, judged
 from flashrec_harness.outcome import Outcome
 
@@ -44,15 +39,7 @@ def test_no_length_makes_a_kernel_compile_anew() -> None:
 @needs_triton
 def test_kernels_that_do_not_say_what_varies_are_found() -> None:
     """Planted: every kernel without its ``varying``."""
-    child = subprocess.run(
-        [sys.executable, "-c", FORGETFUL],
-        env=os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    found = [Variants(**row) for row in json.loads(child.stdout)]
+    found = [Variants(**row) for row in hopper.rows_of("-c", FORGETFUL)]
     assert {one.kernel for one in found if one.variants > one.shapes} == SENSITIVE
     check = judged(found)
     assert check.outcome is Outcome.FAIL

@@ -8,10 +8,9 @@ from typing import Any
 from rich.console import Console
 
 from flashrec_harness.checkpoints.build import CheckpointConfig
-from flashrec_harness.checkpoints.config import ModelConfig
+from flashrec_harness.checkpoints.config import ModelConfig, TrainingConfig
 from flashrec_harness.checkpoints.make_shop import make_shop
 from flashrec_harness.checkpoints.shop import Shop, ShopConfig
-from flashrec_harness.checkpoints.training import TrainingConfig
 
 QUIET = Console(quiet=True)
 SMALL_SHOP = ShopConfig(

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flashrec.errors import CatalogError, CheckpointError
 from flashrec.sid import infer_layout, load_catalog
 from flashrec_harness.checkpoints.build import example_maker, make_checkpoint
+from flashrec_harness.checkpoints.config import TrainingConfig
 from flashrec_harness.checkpoints.sequences import History, read_histories
-from flashrec_harness.checkpoints.training import STATE_FILE, TrainingConfig, loss_of, schedule
+from flashrec_harness.checkpoints.training import STATE_FILE, loss_of, schedule
 from flashrec_harness.prompts import PromptBuilder
 
 

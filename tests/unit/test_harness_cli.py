@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,3 +147,17 @@ def test_accept_writes_its_lines_and_every_suite(
     ]
     assert report.lines[0].reason.endswith("left out: --without unit")
     assert call("accept", "--without", "tarce", "--reports-dir", tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("flashrec_harness.cli", {"torch", "transformers", "pandas", "scipy.stats", "fastapi"}),
+        ("flashrec.front.process", {"pandas", "scipy"}),
+    ],
+)
+def test_a_process_starts_without_what_it_may_never_need(module: str, absent: set[str]) -> None:
+    """``flashrec-harness show`` took 5 s, 4 of them to import torch, scipy and pandas (AMD EPYC, 2026-12-01)."""
+    lines = f"import sys, {module}; print(*sorted({absent!r} & sys.modules.keys()))"
+    child = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True, timeout=120)
+    assert child.stdout.split() == []

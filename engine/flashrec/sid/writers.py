@@ -11,14 +11,17 @@ import tempfile
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from flashrec.errors import CatalogError
 from flashrec.sid.catalog import Catalog
 from flashrec.sid.codes import Packing
 from flashrec.sid.layout import Codes, SidLayout
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 END_CODE = 1
 """The code of the end token in a trailing end level, whose codebook is the begin and the end token."""
@@ -119,6 +122,8 @@ def _is_integer(item: str) -> bool:
 
 
 def _table(catalog: Catalog, path: Path, kind: CatalogFormat, layout: SidLayout | None, *, code_columns: bool) -> bytes:
+    import pandas as pd
+
     ranks = np.repeat(np.arange(catalog.num_sids), np.diff(catalog.item_start))
     columns: dict[str, object] = {"item_id": catalog.items[:]}
     if code_columns:

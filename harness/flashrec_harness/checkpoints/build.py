@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from flashrec.errors import CatalogError
 from flashrec.sid import Catalog, SidLayout, build_trie, infer_layout
 from flashrec_harness import quality
-from flashrec_harness.checkpoints.config import ModelConfig, write_json, write_model
+from flashrec_harness.checkpoints.config import ModelConfig, TrainingConfig, write_json, write_model
 from flashrec_harness.checkpoints.examples import ExampleMaker, Frame, Ints
 from flashrec_harness.checkpoints.files import write_catalog, write_items
 from flashrec_harness.checkpoints.ranking import CatalogRanker
@@ -30,7 +30,7 @@ from flashrec_harness.checkpoints.sequences import (
     write_histories,
 )
 from flashrec_harness.checkpoints.tokenizer import CHAT_END, PAD, build_tokenizer, save_tokenizer
-from flashrec_harness.checkpoints.training import STATE_FILE, Log, TrainingConfig, train
+from flashrec_harness.checkpoints.training import STATE_FILE, Log, train
 from flashrec_harness.prompts import TEMPLATE_TEXTS, PromptBuilder
 
 EVALUATION_BEAMS = 50

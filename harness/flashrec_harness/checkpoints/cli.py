@@ -15,10 +15,9 @@ from rich.table import Table
 from flashrec.errors import ConfigError
 from flashrec.sid import load_catalog
 from flashrec_harness.checkpoints.card import COLUMNS, write_card
-from flashrec_harness.checkpoints.config import ModelConfig
+from flashrec_harness.checkpoints.config import ModelConfig, TrainingConfig
 from flashrec_harness.checkpoints.sequences import History, read_histories
 from flashrec_harness.checkpoints.shapes import SHAPES, make_shape
-from flashrec_harness.checkpoints.training import TrainingConfig
 
 if TYPE_CHECKING:
     from flashrec_harness.checkpoints.build import CheckpointConfig

@@ -1,4 +1,4 @@
-"""Model dimensions, and a Qwen3 directory as Hugging Face lays it out."""
+"""Model dimensions, how to train, and a Qwen3 directory as Hugging Face lays it out."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
-from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from transformers import Qwen3Config
@@ -68,8 +65,27 @@ class ModelConfig:
         return Qwen3Config(**self.config_json(padded, None))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """How to train. ``dropout`` applies to the embedding and to each block's two outputs."""
+
+    steps: int = 1600
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    warmup_steps: int = 100
+    weight_decay: float = 0.02
+    dropout: float = 0.0
+    label_smoothing: float = 0.0
+    shuffle_history: float = 0.0
+    max_history: int = 10
+    save_every: int = 50
+
+
 def write_model(model: Any, out: Path, *, eos_token_id: int) -> None:
     """Write ``config.json``, ``generation_config.json`` and ``model.safetensors`` (bf16; the tied head is left out)."""
+    import torch
+    from safetensors.torch import save_file
+
     c = model.config
     dimensions = ModelConfig(
         **{name: getattr(c, name) for name in ModelConfig.__dataclass_fields__ if name != "rope_theta"},

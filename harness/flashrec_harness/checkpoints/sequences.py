@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from flashrec.errors import CatalogError
 from flashrec.sid.source import GZIP_MAGIC, PARQUET_MAGIC, decode
@@ -81,6 +80,8 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
 
 
 def _parquet_records(path: Path, data: bytes) -> Iterator[tuple[int, dict[str, object]]]:
+    import pandas as pd
+
     try:
         records = pd.read_parquet(io.BytesIO(data)).to_dict("records")
     except Exception as error:  # pyarrow's errors have no base class of their own

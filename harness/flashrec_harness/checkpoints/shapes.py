@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
-from safetensors.torch import save_file
 
 from flashrec.errors import ConfigError
 from flashrec_harness.checkpoints.config import ModelConfig, write_generation_config, write_json
 from flashrec_harness.checkpoints.tokenizer import CHAT_END, build_tokenizer, save_tokenizer
 from flashrec_harness.prompts import TEMPLATE_TEXTS
+
+if TYPE_CHECKING:
+    import torch
 
 _SHARD_BYTES = 2**30
 _WEIGHT_STD = 0.02
@@ -158,6 +160,9 @@ def _shards(shapes: dict[str, tuple[int, ...]], shard_bytes: int) -> list[list[s
 
 
 def _write_weights(shape: Shape, out: Path, seed: int, shard_bytes: int, console: Console) -> None:
+    import torch
+    from safetensors.torch import save_file
+
     shapes = tensor_shapes(shape.model, shape.vocab_size)
     generator = torch.Generator().manual_seed(seed)
     shards = _shards(shapes, shard_bytes)
@@ -174,6 +179,8 @@ def _write_weights(shape: Shape, out: Path, seed: int, shard_bytes: int, console
 
 def _random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """bf16; norm weights spread around 1, so that a norm that is left out shows."""
+    import torch
+
     tensor = torch.empty(shape, dtype=torch.bfloat16)
     if len(shape) == 1:
         return tensor.normal_(1.0, _NORM_SPREAD, generator=generator)

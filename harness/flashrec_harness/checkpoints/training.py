@@ -17,24 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.nn import functional as F
 
 from flashrec.errors import CheckpointError
+from flashrec_harness.checkpoints.config import TrainingConfig
 from flashrec_harness.checkpoints.examples import Batch, ExampleMaker, Ints, epoch_batches
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingConfig:
-    """How to train. ``dropout`` applies to the embedding and to each block's two outputs."""
-
-    steps: int = 1600
-    batch_size: int = 64
-    learning_rate: float = 3e-3
-    warmup_steps: int = 100
-    weight_decay: float = 0.02
-    dropout: float = 0.0
-    label_smoothing: float = 0.0
-    shuffle_history: float = 0.0
-    max_history: int = 10
-    save_every: int = 50
-
 
 STATE_FILE = "training_state.pt"
 

@@ -23,7 +23,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from scipy.stats import t as student
+import scipy  # whose modules come when they are first used
 
 from flashrec_harness.outcome import Outcome
 
@@ -45,7 +45,7 @@ def interval(ratios: Sequence[float], looks: int) -> tuple[float, float]:
 @functools.cache
 def _quantile(looks: int, count: int) -> float:
     """Student's t for one of ``looks`` two-sided intervals from ``count`` values."""
-    return float(student.ppf(1 - ERROR / looks / 2, count - 1))
+    return float(scipy.stats.t.ppf(1 - ERROR / looks / 2, count - 1))
 
 
 def verdict(ratios: Sequence[float], at_most: Sequence[float], looks: int) -> Outcome:
