@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 SUITE = "faults"
 SUITES = ("kernel", "parity", "determinism", "perf", "trace", "soak", "overload")
-SIDE_BY_SIDE = ("kernel", "parity")
-"""One process each, and nothing in their verdicts depends on a neighbour: two cores run both, but not one GPU."""
+SIDE_BY_SIDE = ("parity", "determinism", "kernel", "trace")
+"""Longest first. Without a GPU nothing in their verdicts depends on a neighbour: each core takes one at a time."""
 _TIMEOUT_S = 1200.0
 _POLL_S = 0.1
 _RED = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shlex
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -114,8 +115,8 @@ def _clean(
         red = f"RED: {found.red[0]}" if found.red else "no red"
         _say(f"clean {suite}, {number + 1} of {times}: {red}", found.seconds)
 
-    together = [suite for suite in suites if suite in SIDE_BY_SIDE and not hardware.has_gpu()]
-    with ThreadPoolExecutor(len(SIDE_BY_SIDE)) as pool:
+    together = [suite for suite in SIDE_BY_SIDE if suite in suites and not hardware.has_gpu()]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for number in range(times):
             list(pool.map(functools.partial(run, number), together))
             for suite in suites:

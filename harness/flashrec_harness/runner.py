@@ -21,10 +21,10 @@ from flashrec_harness.targets import display_path, resolve_model
 
 SUITE_MODULES = {
     "kernel": "flashrec_harness.kernels_suite",
-    "parity": "flashrec_harness.parity",
-    "determinism": "flashrec_harness.determinism",
+    "parity": "flashrec_harness.parity.suite",
+    "determinism": "flashrec_harness.determinism.suite",
     "eval": "flashrec_harness.evaluation.gate",
-    "perf": "flashrec_harness.perf",
+    "perf": "flashrec_harness.perf.suite",
     "trace": "flashrec_harness.traces",
 }
 

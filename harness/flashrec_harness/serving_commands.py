@@ -53,9 +53,9 @@ def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -
         plant: Plant = None,
     ) -> None:
         """Minutes of mixed load on a server: nothing may be wrong, leak or grow."""
-        from flashrec_harness.soak import SoakSettings, suite
+        from flashrec_harness.soak import suite
 
-        base = suite.QUICK if quick else SoakSettings()
+        base = suite.QUICK if quick else suite.SoakSettings()
         settings = replace(base, **_given(minutes=minutes, concurrency=concurrency), without=tuple(without or ()))
         context = make_context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed)
         judge("soak", context, reports_dir, strict, lambda ctx: suite.run(ctx, settings))
@@ -109,9 +109,9 @@ def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -
         plant: Plant = None,
     ) -> None:
         """A multiple of a server's capacity: goodput must stay, and refusals must be quick."""
-        from flashrec_harness.overload import OverloadSettings, suite
+        from flashrec_harness.overload import suite
 
-        base = suite.QUICK if quick else OverloadSettings()
+        base = suite.QUICK if quick else suite.OverloadSettings()
         given = _given(n=beam, context=prompt, places=places, seconds=seconds, rounds=rounds, looks=looks)
         settings = replace(base, factor=factor, clients=clients, **given)
         context = make_context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed)
@@ -145,9 +145,9 @@ def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -
         plant: Plant = None,
     ) -> None:
         """A server against the engine in process: throughput must stay, the tail must be short, bits the same."""
-        from flashrec_harness.httpcost import HttpCostSettings, suite
+        from flashrec_harness.httpcost import suite
 
-        base = suite.QUICK if quick else HttpCostSettings()
+        base = suite.QUICK if quick else suite.HttpCostSettings()
         given = _given(http_processes=http_processes, clients=clients, seconds=seconds, rounds=rounds)
         settings = replace(base, **given)
         context = make_context(model_path, sid_vocab_file, sid, None, None, quick, require_gpu, seed)

@@ -11,10 +11,11 @@ import pytest
 from random_shop import CPU_AXES, MakeTask
 
 from flashrec_harness import hardware
-from flashrec_harness.determinism import golden, over_http, run, suite
+from flashrec_harness.determinism import golden, over_http, suite
 from flashrec_harness.determinism.axes import AXES
 from flashrec_harness.determinism.judge import Evidence, drifting, judge
 from flashrec_harness.determinism.records import ProcessReport
+from flashrec_harness.determinism.suite import run
 from flashrec_harness.determinism.worker import perform
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.planting import PLANT_VARIABLE

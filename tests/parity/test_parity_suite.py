@@ -8,10 +8,11 @@ import pytest
 
 from flashrec.request import ScoreSpace
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
-from flashrec_harness.parity import ground, plan, run
+from flashrec_harness.parity import ground, plan
 from flashrec_harness.parity.cases import catalog_cases
 from flashrec_harness.parity.ground import CATALOG, Ground, context_ground
 from flashrec_harness.parity.plan import FULL, QUICK, Group, Reference, Sizes
+from flashrec_harness.parity.suite import run
 from flashrec_harness.references.types import Tokens
 
 

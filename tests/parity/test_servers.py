@@ -24,7 +24,8 @@ from flashrec_harness.servers import (
 )
 
 SERVER = """
-    import http.server, subprocess, sys, time
+    import http.server, signal, subprocess, sys, time
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a script hand it down ignored
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print("child", child.pid, flush=True)
     class Handler(http.server.BaseHTTPRequestHandler):

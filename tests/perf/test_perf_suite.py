@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.autograd import profiler as autograd_profiler
 
-from flashrec_harness import perf
 from flashrec_harness.outcome import Outcome, SuiteContext
 from flashrec_harness.perf import profiled, suite
 from flashrec_harness.perf.measure import run_in_child
@@ -38,7 +37,7 @@ def workload_file(folder: Path, **changes: object) -> str:
 
 @pytest.mark.slow
 def test_the_bundled_checkpoint_is_measured(suite_context: SuiteContext, tmp_path: Path) -> None:
-    checks = {check.name: check for check in perf.run(replace(suite_context, workload=workload_file(tmp_path)))}
+    checks = {check.name: check for check in suite.run(replace(suite_context, workload=workload_file(tmp_path)))}
     assert checks["measurement is valid"].outcome is Outcome.PASS
     assert checks["against baseline"].outcome is Outcome.NOT_RUN
     figures = checks["figures n=4, 2 at once, histories, warm, batch"]
@@ -66,11 +65,11 @@ def test_a_running_server_is_measured_and_one_that_was_profiled_is_invalid(
         suite_context.model_path, sid_vocab_file=suite_context.sid_vocab_file, log_dir=tmp_path, env=profiles
     ) as server:
         context = replace(suite_context, url=server.url, workload=workload)
-        clean = perf.run(context)
+        clean = suite.run(context)
         from flashrec_harness.traces import record
 
         record(server.url, [(1, 2, 3)], tmp_path / "profiles", num_requests=2)
-        stained = perf.run(context)
+        stained = suite.run(context)
     assert clean[0].outcome is Outcome.PASS
     assert clean[2].data["samples"]["goodput"][0] > 0
     assert stained[0].outcome is Outcome.INVALID
@@ -82,7 +81,7 @@ def test_a_running_server_is_measured_and_one_that_was_profiled_is_invalid(
 def test_a_process_that_fails_makes_the_suite_fail_with_its_log(suite_context: SuiteContext, tmp_path: Path) -> None:
     broken = workload_file(tmp_path, engine={"max_rows": 1})
     with pytest.raises(RuntimeError, match=r"(?s)exit code 1.*max_rows"):
-        perf.run(replace(suite_context, workload=broken))
+        suite.run(replace(suite_context, workload=broken))
 
 
 def test_one_retry_for_memory_at_start_and_it_is_recorded(tmp_path: Path) -> None:

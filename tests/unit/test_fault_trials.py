@@ -20,12 +20,11 @@ from flashrec_harness.children import package_path
 from flashrec_harness.environment import collect
 from flashrec_harness.fault_trials import SUITES, CleanRun
 from flashrec_harness.outcome import Check, Outcome, count
-from flashrec_harness.overload import OverloadSettings
 from flashrec_harness.overload import suite as overload
-from flashrec_harness.overload.suite import Round
+from flashrec_harness.overload.suite import OverloadSettings, Round
 from flashrec_harness.planting import PLANT_VARIABLE
-from flashrec_harness.soak import SoakSettings
 from flashrec_harness.soak import suite as soak
+from flashrec_harness.soak.suite import SoakSettings
 from flashrec_harness.soak.traffic import Tally
 from flashrec_harness.soak.watch import Held, Memory
 

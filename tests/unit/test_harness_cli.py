@@ -153,6 +153,7 @@ def test_accept_writes_its_lines_and_every_suite(
     ("module", "absent"),
     [
         ("flashrec_harness.cli", {"torch", "transformers", "pandas", "scipy.stats", "fastapi"}),
+        ("flashrec_harness.httpcost.clients", {"torch", "transformers", "pandas", "scipy.stats", "fastapi"}),
         ("flashrec.front.process", {"pandas", "scipy"}),
     ],
 )

@@ -24,12 +24,13 @@ from flashrec.runtime.scheduler import Scheduler
 from flashrec.server import jobs
 from flashrec.server.config import ServerConfig
 from flashrec_harness.determinism.records import OutputBeam, float_bits
-from flashrec_harness.httpcost import HttpCostSettings, judge, run, suite
+from flashrec_harness.httpcost import judge, suite
 from flashrec_harness.httpcost.bits import bits_of_arrays, bits_of_json
 from flashrec_harness.httpcost.cells import SMALL, Point, Share, compared, points, shares
 from flashrec_harness.httpcost.clients import Clients
 from flashrec_harness.httpcost.measure import Half, Loads, Measured, measure
 from flashrec_harness.httpcost.sides import Counters, Fired, InProcess, Served, engine_flags
+from flashrec_harness.httpcost.suite import HttpCostSettings, run
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.overload.fleet import Shot
 from flashrec_harness.perf.workload import Cell, Workload, load_workload
@@ -318,8 +319,10 @@ def outcomes(checks: list[Check]) -> Mapping[str, Outcome]:
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_a_server_is_measured_against_the_engine(tmp_path: Path) -> None:
+def test_a_server_is_measured_against_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two busy cores decide nothing about speed: all must arrive, with the engine's bits, and be counted."""
+    for name, least in (("TAIL_REQUESTS", 20), ("_LEAST_WAVES", 3)):
+        monkeypatch.setattr(f"flashrec_harness.httpcost.measure.{name}", least)
     context = SuiteContext(model_path=SHOP, sid_vocab_file=SHOP / "items.tsv", quick=True, out_dir=tmp_path)
     settings = HttpCostSettings(seconds=0.5, rounds=2, clients=2, http_processes=1)
     checks = run(context, settings)

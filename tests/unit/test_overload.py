@@ -23,11 +23,11 @@ from flashrec.server.config import ServerConfig
 from flashrec_harness.http_client import Reply
 from flashrec_harness.load import poisson_arrivals
 from flashrec_harness.outcome import Outcome, SuiteContext
-from flashrec_harness.overload import OverloadSettings, fleet, run, suite
+from flashrec_harness.overload import fleet, suite
 from flashrec_harness.overload.cores import divide, kept_to
 from flashrec_harness.overload.fleet import Load, Shot, steady_rate
 from flashrec_harness.overload.judge import KEPT, interval, verdict
-from flashrec_harness.overload.suite import Round
+from flashrec_harness.overload.suite import OverloadSettings, Round, run
 
 SHOP = Path("engine/flashrec/assets/tiny-shop")
 SETTINGS = OverloadSettings(n=16, seconds=1.0, rounds=2, looks=1, places=24)

@@ -15,8 +15,9 @@ from flashrec.errors import ConfigError
 from flashrec_harness.material import Material, load_material
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.planting import PLANT_VARIABLE
-from flashrec_harness.soak import SoakSettings, run, suite
+from flashrec_harness.soak import suite
 from flashrec_harness.soak.cases import Case, digest, roster
+from flashrec_harness.soak.suite import SoakSettings, run
 from flashrec_harness.soak.traffic import Tally
 from flashrec_harness.soak.watch import Held, Memory
 

@@ -8,10 +8,12 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flashrec import Beam
-from flashrec.runtime.ledger import StepDigest
+from flashrec.request import Beam
+
+if TYPE_CHECKING:
+    from flashrec.runtime.ledger import StepDigest
 
 Ledger = list[dict[str, int]]
 """One record per step: a digest per field of :data:`flashrec.runtime.ledger.FIELDS`."""

@@ -31,7 +31,7 @@ class Pairs:
     workload: Workload
     a: list[ProcessResult] = field(default_factory=list)
     b: list[ProcessResult] = field(default_factory=list)
-    planned: int = stats.MIN_PAIRS
+    planned: int = field(default_factory=lambda: stats.MIN_PAIRS)
     spread: float = 0.0
     widest: Key = ("", "")
 
