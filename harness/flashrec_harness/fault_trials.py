@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SUITE = "faults"
 SUITES = ("kernel", "parity", "determinism", "perf", "trace", "soak", "overload")
 SIDE_BY_SIDE = ("parity", "determinism", "kernel", "trace")
-"""Longest first. Without a GPU nothing in their verdicts depends on a neighbour: each core takes one at a time."""
+"""Longest first, one for each core at a time. Without a GPU no verdict of theirs depends on a neighbour."""
 _TIMEOUT_S = 1200.0
 _POLL_S = 0.1
 _RED = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE)

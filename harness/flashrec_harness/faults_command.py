@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import os
 import shlex
 import sys
@@ -106,7 +106,7 @@ def _try_all(suites: list[str], names: list[str], directory: Path, checkpoint: C
 def _clean(
     times: int, suites: list[str], directory: Path, checkpoint: Checkpoint
 ) -> tuple[list[CleanRun], list[Check]]:
-    """Round by round, every suite once a round: first of those that may have neighbours, then of the others."""
+    """Round by round, every suite once a round, so that a fault that needs time to show meets all of them."""
     runs: list[CleanRun] = []
 
     def run(number: int, suite: str) -> None:
@@ -116,12 +116,12 @@ def _clean(
         _say(f"clean {suite}, {number + 1} of {times}: {red}", found.seconds)
 
     together = [suite for suite in SIDE_BY_SIDE if suite in suites and not hardware.has_gpu()]
-    alone = [suite for suite in suites if suite not in together]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(lambda turn: run(*turn), itertools.product(range(times), together)):
-            pass
-    for number, suite in itertools.product(range(times), alone):
-        run(number, suite)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for number in range(times):
+            list(pool.map(functools.partial(run, number), together))
+            for suite in suites:
+                if suite not in together:
+                    run(number, suite)
     clean = [fault_trials.judge_clean([one for one in runs if one.suite == suite]) for suite in suites if times]
     return runs, clean
 

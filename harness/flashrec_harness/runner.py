@@ -17,6 +17,7 @@ from flashrec_harness.known_failures import KnownFailure
 from flashrec_harness.outcome import Check, Outcome, SuiteContext, SuiteFn
 from flashrec_harness.report import writer
 from flashrec_harness.report.model import RunReport, new_run_id
+from flashrec_harness.servers import processes_behind
 from flashrec_harness.targets import display_path, resolve_model
 
 SUITE_MODULES = {
@@ -100,7 +101,9 @@ class Session:
         """Collect the environment, read the known failures and name the run; each suite gets ``budget_minutes``."""
         known = known_failures.load()
         where = environment.collect(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file)
-        where.info["other processes on the device"] = hardware.foreign_processes()
+        where.info["other processes on the device"] = hardware.foreign_processes(
+            () if context.url is None else processes_behind(context.url)
+        )
         now = datetime.now(UTC)
         run_id = new_run_id(where.commit, now=now)
         return cls(

@@ -78,7 +78,8 @@ def processes_behind(url: str) -> frozenset[int]:
     port = parts.port or (443 if parts.scheme == "https" else 80)
     found = set[int]()
     for one in psutil.net_connections("tcp"):
-        if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid is not None:
+        # A listener of the first process is whoever it starts for a connection: all others would be its children.
+        if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid not in (None, 1):
             with suppress(psutil.Error):
                 listener = psutil.Process(one.pid)
                 spawned = SPAWNED in " ".join(listener.cmdline())

@@ -18,7 +18,7 @@ from flashrec_harness import drawing, kernels_suite
 from flashrec_harness.drawing import Drawing
 from flashrec_harness.kernel_cases import EXAMPLES, KernelCase, Lane, attention
 from flashrec_harness.kernels_suite import judge
-from flashrec_harness.outcome import Outcome, SuiteContext
+from flashrec_harness.outcome import Check, Outcome, SuiteContext
 
 CPU = Lane(torch.device("cpu"), torch.float32, compiled=False)
 COMPILED = Lane(torch.device("cpu"), torch.bfloat16, compiled=True)
@@ -146,3 +146,23 @@ def _splits(length: int) -> int:
 @pytest.mark.parametrize("tokens", [1, 1024, 1025, 1536, 2560, 4096, 4097, 5120, 8192, 8193, 40_000])
 def test_there_is_room_for_every_context_that_fits(tokens: int) -> None:
     assert most_splits(tokens) == max(map(_splits, range(1, tokens + 1)))
+
+
+@pytest.mark.skipif(MODE is TritonMode.ABSENT, reason="Triton is not installed")
+def test_a_whole_run_has_a_line_for_all_that_is_judged(
+    suite_context: SuiteContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes long and is tested by itself is replaced; what puts it together is not."""
+
+    def line(name: str) -> Check:
+        return Check("kernel", name, Outcome.PASS, "")
+
+    monkeypatch.setattr(kernels_suite, "_chosen", lambda only: [REGISTRY["silu_mul"]])
+    monkeypatch.setattr(kernels_suite.kernel_invariance, "run", lambda lanes: [line("rows")])
+    for name in ("compile", "memcheck", "variants"):
+        module = getattr(kernels_suite, f"kernel_{name}")
+        monkeypatch.setattr(module, "check", lambda name=name: line(name))
+    found = [check.name for check in kernels_suite.run(suite_context)]
+    device = "memcheck" if MODE is TritonMode.DEVICE else "compile"
+    assert {"rows", device, "variants"} <= set(found)
+    assert any(name.startswith("silu_mul (") for name in found)

@@ -181,13 +181,17 @@ def test_a_p99_of_few_answers_is_not_judged(times: float) -> None:
 
 
 def test_the_first_answers_of_each_round_are_shown_and_not_counted() -> None:
-    waking, steady = [30.0, 20.0, 15.0, 13.0, 12.0], [10.0] * 50
+    waking, steady = [19.0, 18.0, 15.0, 13.0, 12.0], [10.0] * 50
     rounds = [half(latencies_ms=waking + steady) for _ in range(4)]
     found = judge.tail(Measured(ALONE, 100.0, rounds, rounds))
     assert found.outcome is Outcome.PASS
     assert "1.000 (wanted" in found.summary
-    assert "the first 5 of each round, 30 ms at most" in found.summary
+    assert "the first 5 of each round, 19 ms at most" in found.summary
     assert found.data["waking ms"] == found.data["waking ms in process"] == [waking] * 4
+    assert {row["figure"]: row["HTTP"] for row in found.rows}["p99, ms"] == 10.0
+    slow = [half(latencies_ms=[21.0] * 5 + steady) for _ in range(4)]
+    assert judge.tail(Measured(ALONE, 100.0, slow, rounds)).outcome is Outcome.FAIL, "shown, not excused"
+    assert "2.1 times p50" in judge.tail(Measured(ALONE, 100.0, slow, rounds)).reason
     late = [half(latencies_ms=steady[:5] + waking + steady[5:]) for _ in range(4)]
     assert judge.tail(Measured(ALONE, 100.0, late, rounds)).outcome is Outcome.FAIL, "the same ones later on"
     assert judge.tail(Measured(ALONE, 100.0, [half(latencies_ms=waking)], rounds)).outcome is Outcome.INVALID

@@ -109,7 +109,7 @@ def test_cached_and_computed_tokens_are_counted(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(("requests", "sizes"), [(1, [1]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
-def test_at_the_start_uncaptured_passes_of_few_prompts_and_many_are_launched_and_leave_nothing(
+def test_warming_up_launches_passes_of_few_prompts_and_many_and_leaves_nothing(
     checkpoint: Path, requests: int, sizes: list[int]
 ) -> None:
     launched = []
@@ -121,6 +121,8 @@ def test_at_the_start_uncaptured_passes_of_few_prompts_and_many_are_launched_and
 
     with mock.patch.object(prefill.Prefill, "_uncaptured", noted):
         started = engine(checkpoint, max_requests=requests)
+        assert launched == [], "on a CPU nothing is compiled"
+        started._prefill.warm_up(requests)
     assert launched == [([1] * size, list(range(size))) for size in sizes]
     pool = started.parts.pool
     assert not pool.k[:, pool.page_size :].any()

@@ -22,7 +22,7 @@ class PrefillMeta:
 
     Per request of the pass: ``query_lens``, its tokens in the pass; ``kv_lens``, its positions that are in the
     pool once they are stored; ``page_table`` int32 [requests, pages], the pages that hold its keys, padded with the
-    scratch page. ``positions`` int32 [T]. ``ends`` int64 [E] are the tokens that end a prompt: the last of their
+    scratch page. ``positions`` int32 [T]. ``ends`` int32 [E] are the tokens that end a prompt: the last of their
     request, in the order of the requests.
     """
 
@@ -30,7 +30,7 @@ class PrefillMeta:
     kv_lens: Sequence[int]
     page_table: NDArray[np.int32]
     positions: NDArray[np.int32]
-    ends: NDArray[np.int64]
+    ends: NDArray[np.int32]
 
     @property
     def end_lens(self) -> list[int]:

@@ -16,6 +16,8 @@ from flashrec.server.run import bind, claim, load_scheduler, serve_alone
 
 _CORES_PER_FRONT = 2
 _FRONTS = 8
+"""Four fronts lost half of the goodput at four times an H200's capacity (16 cores, 2026-12-01), eight none, and cost
+closed loops nothing: see docs/performance.md. Hosts of fewer cores were not measured."""
 
 
 def serve(engine_config: EngineConfig, config: ServerConfig) -> int:

@@ -17,7 +17,7 @@ HALVES_FROM = 8
 
 One H200, 303 tokens, n = 50, clients that ask again when they are answered, requests per second without / with, two
 runs each, 2026-12-01: 16 at once 509, 512 / 546, 558; 24: 605, 615 / 653, 642; 64: 718, 740 / 752, 740; but 4: 271,
-280 / 245, 264, where a wave of two takes nearly as long as one of three.
+280 / 245, 264, where a wave of two takes nearly as long as one of three. From 5 to 15 nothing was measured.
 """
 
 

@@ -285,7 +285,8 @@ class Engine:
 
     def _warm_up(self) -> None:
         """Compile and capture what the default program needs, so that no request waits (SPEC P1), and prove R1."""
-        self._prefill.warm_up(self.config.max_requests)
+        if self.parts.device.type == "cuda":  # nowhere else is anything compiled
+            self._prefill.warm_up(min(self.config.max_requests, self.config.prefill_chunk))
         if (served := self.catalogs.find(None)) is not None:
             self._reload.capture(served)
         if self.config.invariance_check:

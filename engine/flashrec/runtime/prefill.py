@@ -98,16 +98,18 @@ class Prefill:
 
     @torch.inference_mode()
     def warm_up(self, requests: int) -> None:
-        """Launch what passes without a graph launch, so that no request waits until it is compiled.
+        """Launch passes without a graph, so that no request waits until what they launch is compiled.
 
         Products of a prompt's last token alone are tiled by the number of prompts: 1, 2, 4 and so on up to
-        ``requests``, one token each, whose keys and values go to the scratch page.
+        ``requests``, one token each, whose keys and values go to the scratch page. Attention in tall tiles is not
+        among it: comparing it with the other kernel at construction compiles that one.
         """
         for count in [1 << power for power in range((requests - 1).bit_length())] + [requests]:
             lengths = [1] * count
             nothing = np.zeros((3, count), dtype=np.int32)
             table = np.zeros((count, 1), dtype=np.int32)
-            self._uncaptured(nothing, PrefillMeta(lengths, lengths, table, nothing[1], np.arange(count)))
+            ends = np.arange(count, dtype=np.int32)
+            self._uncaptured(nothing, PrefillMeta(lengths, lengths, table, nothing[1], ends))
 
 
 def lay_out(

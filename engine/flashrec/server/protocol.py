@@ -1,84 +1,233 @@
-"""uvicorn's HTTP/1.1 connections, less patient: nobody holds one by sending or reading slowly, or by a long head."""
+"""uvicorn's HTTP/1.1 connections, stricter: within limits of bytes, of time and of requests that wait.
+
+uvicorn itself limits only the pause between two requests, and its parser nothing: a byte now and then would keep a
+connection for ever, a head could have any length, and a client that stops reading would keep its answer in memory.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import ClassVar, Literal
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from flashrec.server.errors import ApiError
 
 MAX_HEAD_BYTES = 1 << 16
-"""A request's line and headers, where they come in several pieces: the parser itself would take any number."""
+"""A request's line and headers, and what may stand behind a chunked body."""
+MAX_PIPELINED = 8
+"""Requests that may wait on a connection for the answer to the one before; then it is closed after the last of them."""
+
+
+class _StopParsingError(Exception):
+    """Ends the parsing of what has been read: see :meth:`_Impatient._parse`."""
 
 
 def impatient(timeout_s: float) -> type[HttpToolsProtocol]:
     """A connection that is closed when a request's head, the rest of a body that was answered already, or the reading
-    of an answer takes longer than ``timeout_s``.
+    of an answer takes longer than ``timeout_s``."""
 
-    uvicorn limits the pause between two requests only: a byte now and then would keep a connection for ever, and a
-    client that stops reading would keep its answer in memory.
-    """
-
-    class Impatient(HttpToolsProtocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._timers: dict[str, asyncio.TimerHandle] = {}
-            self._head_bytes = 0
-            self._in_request = self._got_on = False
-            self._start("head")
-
-        def data_received(self, data: bytes) -> None:
-            self._got_on = False
-            super().data_received(data)
-            if not self._in_request and not self._got_on:  # an empty line before a request
-                self._start("head")
-            if "head" in self._timers:
-                self._head_bytes += len(data)
-                if self._head_bytes > MAX_HEAD_BYTES:
-                    self.transport.abort()
-            elif self._in_request and self.cycle is not None and self.cycle.response_complete:
-                self._start("rest")
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._in_request, self._head_bytes = True, 0
-            self._start("head")
-
-        def on_headers_complete(self) -> None:
-            self._stop("head")
-            super().on_headers_complete()
-
-        def on_message_complete(self) -> None:
-            self._in_request, self._got_on = False, True
-            self._stop("rest")
-            super().on_message_complete()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._start("read")
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._stop("read")
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            for name in list(self._timers):
-                self._stop(name)
-            super().connection_lost(exc)
-
-        def _start(self, name: str) -> None:
-            if name not in self._timers:
-                self._timers[name] = self.loop.call_later(timeout_s, self._expire, name)
-
-        def _stop(self, name: str) -> None:
-            timer = self._timers.pop(name, None)
-            if timer is not None:
-                timer.cancel()
-
-        def _expire(self, name: str) -> None:
-            del self._timers[name]
-            if name == "head" and self.flow.read_paused:  # it is we who do not read: requests before it are served
-                self._start(name)
-            else:
-                self.transport.abort()
+    class Impatient(_Impatient):
+        patience_s = timeout_s
 
     return Impatient
+
+
+class _Impatient(HttpToolsProtocol):
+    patience_s: ClassVar[float]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._place: Literal["between", "head", "body"] = "between"
+        self._active: RequestResponseCycle | None = None
+        self._deaf = self._overlong = self._silent = False
+        self._named_bytes = self._silent_bytes = 0
+        self._plain_head = b""
+        self._start("head")
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._unset_keepalive_if_required()
+        self._silent = True
+        self._parse(data)
+        if self._silent:  # a piece of a head or of what follows a chunked body, or empty lines
+            self._silent_bytes += len(data)
+        self._wait()
+
+    def on_message_begin(self) -> None:
+        self._silent = False
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _StopParsingError
+        super().on_message_begin()
+        self._place = "head"
+        self._named_bytes = self._silent_bytes = 0
+        self._stop("head")
+        self._start("head")
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        if self._place == "head":  # what follows a chunked body is no header of the request (RFC 9110, 6.5.1)
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._silent = False
+        self._named_bytes = self._silent_bytes = 0
+        self._stop("head")
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._plain_head = self._head_without_upgrade()
+        else:
+            super().on_headers_complete()
+            self._place = "body"
+
+    def on_body(self, body: bytes) -> None:
+        self._silent = False
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._silent = False
+        self._silent_bytes = 0
+        self._place = "between"
+        self._stop("rest")
+        if not self._plain_head:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._start("read")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start("read")
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop("read")
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._start("read")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for name in list(self._timers):
+            self._stop(name)
+        self.pipeline.clear()
+        if self._active is not None and not self._active.response_complete:  # uvicorn tells the last one alone
+            self._active.disconnected = True
+            self._active.message_event.set()
+        super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._active = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _wait(self) -> None:
+        """Decide for how long to wait for what comes next, if anything should."""
+        if self._deaf:
+            return
+        if self._silent_bytes > MAX_HEAD_BYTES:
+            self._refuse(_too_long())
+        elif self._place == "body" and self.cycle.response_complete:
+            self._start("rest")
+        elif self._place == "between" and not self._pending:
+            if self._silent:
+                self._start("head")
+            else:  # the end of a body that was answered before it had come
+                self._await_next()
+
+    @property
+    def _pending(self) -> bool:
+        """Whether an answer is due."""
+        return bool(self.pipeline) or (self._active is not None and not self._active.response_complete)
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # The parser takes whoever names another protocol to speak it from here on. None is spoken here, and such a
+            # request is one like any other (RFC 9110, 7.8), with its body: it is read again, without that header.
+            head, self._plain_head = self._plain_head, b""
+            if head:
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self._parse(head + data[upgrade.args[0] :])
+            else:
+                self._close_after_answers()
+        except httptools.HttpParserError:
+            self._refuse(_too_long() if self._overlong else _malformed())
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b",".join(one for one in value.split(b",") if one.strip().lower() != b"upgrade")
+            if name != b"upgrade" and (name != b"connection" or value.strip()):
+                lines.append(b"%s: %s" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _count(self, size: int) -> None:
+        self._named_bytes += size
+        if self._named_bytes > MAX_HEAD_BYTES:
+            self._overlong = True
+            raise _StopParsingError
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what cannot be read, unless other answers are due first, and close the connection."""
+        reached = self._place == "body"  # whether the application has the request already
+        if self._pending and not (reached and self.cycle is self._active and not self.cycle.response_started):
+            self._close_after_answers()
+            return
+        self._deaf = True
+        if not reached or self._pending:
+            self.logger.warning("%s", error.message)
+            self.transport.write(_as_bytes(error))
+        self.transport.close()
+        self._start("read")
+
+    def _close_after_answers(self) -> None:
+        """Read nothing more; the last answer that is due says so."""
+        self._deaf = True
+        self._stop("head")
+        self.cycle.keep_alive = False
+
+    def _await_next(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _start(self, name: str) -> None:
+        if name not in self._timers:
+            self._timers[name] = self.loop.call_later(self.patience_s, self._expire, name)
+
+    def _stop(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _expire(self, name: str) -> None:
+        del self._timers[name]
+        if name == "head" and self._pending:  # it is we who do not read: requests before it are served
+            self._start(name)
+        else:
+            self.transport.abort()
+
+
+def _too_long() -> ApiError:
+    return ApiError(431, "head_too_large", f"headers: longer than {MAX_HEAD_BYTES} bytes with the request's line")
+
+
+def _malformed() -> ApiError:
+    return ApiError(400, "malformed_http", "this is not HTTP/1.1, or no request of it")
+
+
+def _as_bytes(error: ApiError) -> bytes:
+    response = error.response()
+    headers = [*response.raw_headers, (b"connection", b"close")]
+    lines = b"".join(b"%s: %s\r\n" % header for header in headers)
+    return STATUS_LINE[error.status] + lines + b"\r\n" + bytes(response.body)

@@ -38,9 +38,9 @@ def run(ctx: SuiteContext) -> list[Check]:
 
     The checkpoint of ``ctx`` is searched freely and in its own catalog, in float32 on the CPU and, where
     there is a GPU, as it is served there; with its weights quantised to FP8 as well, in fewer searches. Catalogs
-    of unusual shapes come with a small checkpoint that is made for the run, and with ``quick`` without SGLang. Its
-    weights are random, so that rounding to bfloat16 would decide its choices: a GPU searches it in float32.
-    ``ctx.url`` judges that server instead; its checkpoint and catalog must be ``ctx``'s.
+    of unusual shapes come with a small checkpoint that is made for the run. Its weights are random, so that rounding
+    to bfloat16 would decide its choices: a GPU searches it in float32. ``ctx.url`` judges that server instead; its
+    checkpoint and catalog must be ``ctx``'s.
     Raises :class:`ConfigError` where ``ctx.only`` leaves nothing.
     """
     sizes = plan.QUICK if ctx.quick else plan.FULL
@@ -64,9 +64,7 @@ def run(ctx: SuiteContext) -> list[Check]:
     if ctx.url is not None:
         return [*overview(checks), *checks]
     edge = edge_ground(ctx.out_dir / "edge", ctx.seed)
-    groups = plan.edge_groups(edge, sizes, ctx.seed)
-    # The short form starts SGLang once, not twice: 28 to 32 s each (two cores, 2026-12-01).
-    groups = plan.narrowed(plan.without(Reference.SGLANG, groups) if ctx.quick else groups, ctx.only)
+    groups = plan.narrowed(plan.edge_groups(edge, sizes, ctx.seed), ctx.only)
     checks += judge(edge, lambda _: groups, engines(edge, "float32"), ctx.out_dir)
     if not checks:
         raise ConfigError(f"--only {ctx.only}: no comparison has that in its name, as in 'float64 oracle, sid'")
