@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,11 +121,14 @@ def test_a_body_that_ends_after_its_answer_leaves_no_connection_for_ever(shop: R
         assert KEEP_ALIVE_S / 2 < closed_after(client) < 5
 
 
-def test_a_client_that_leaves_behind_requests_in_a_row_is_cancelled(shop: Running) -> None:
+@pytest.mark.parametrize("pieces", [1, 2], ids=["at once", "later"])
+def test_a_client_that_leaves_behind_requests_in_a_row_is_cancelled(shop: Running, pieces: int) -> None:
     shop.scheduler.hold = True
     with connect(shop) as client:
-        client.sendall(WHOLE + HEALTH)
+        client.sendall(WHOLE + HEALTH * (pieces == 1))
         wait_until(lambda: len(shop.scheduler.pending) == 1)
+        client.sendall(HEALTH * (pieces == 2))
+        time.sleep(0.1)
     wait_until(lambda: len(shop.scheduler.cancelled) == 1)
     wait_until(lambda: shop.context.lifecycle.places.taken == 0)
     shop.scheduler.hold = False
@@ -150,8 +154,10 @@ def test_only_a_head_counts_as_one(shop: Running) -> None:
         client.sendall(head("/generate", len(long)) + long + HEALTH[:20])
         time.sleep(0.2)
         client.sendall(HEALTH[20:])
-        for _ in range(2):
-            assert answer_to(client, b"").startswith(b"HTTP/1.1 200 ")
+        received = b""
+        while received.count(b"HTTP/1.1 200 ") < 2:
+            received += (piece := client.recv(1 << 20))
+            assert piece, "closed"
 
 
 @pytest.mark.parametrize(
@@ -203,3 +209,79 @@ def test_what_is_no_request_is_answered_after_what_is(shop: Running) -> None:
     with connect(shop) as client:
         client.sendall((CHUNKED % b"").removesuffix(b"0\r\n") + b"zz\r\n")
         assert all_of(client).startswith(b"HTTP/1.1 400 ")
+
+
+def test_what_is_no_request_leaves_those_before_it_alone(shop: Running) -> None:
+    """A request in a row whose body turns out to be malformed: it is not served, and nobody waits for its end."""
+    shop.scheduler.hold = True
+    broken = (CHUNKED % b"").partition(b"\r\n\r\n")[0] + b"\r\n\r\nzz\r\n"
+    with connect(shop) as client:
+        client.sendall(WHOLE + WHOLE + broken)
+        wait_until(lambda: len(shop.scheduler.pending) == 1)
+        shop.scheduler.hold = False
+        shop.scheduler.release()
+        received = all_of(client)
+    assert received.count(b"HTTP/1.1 200 ") == received.count(b"HTTP/1.1 ") == 2
+    assert received.count(b"connection: close") == 1
+    assert len(shop.scheduler.submitted) == 2
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"chunked\r\n\r\nzz\r\n"])
+def test_a_request_that_is_refused_has_no_effect(shop: Running, encoding: bytes) -> None:
+    before = shop.scheduler.flushes
+    with connect(shop) as client:
+        client.sendall(b"POST /flush_cache HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: %s\r\n\r\n" % encoding)
+        received = all_of(client)
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert received.count(b"HTTP/1.1 ") == 1
+    assert shop.scheduler.flushes == before
+
+
+def test_a_body_in_many_small_chunks_is_taken(shop: Running) -> None:
+    """Size, data and line end each in a segment of its own, more of them than a head may be long."""
+    body = json.dumps({**GOOD["/generate"], "rid": "r" * 14_000}).encode()
+    with connect(shop) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.sendall((CHUNKED % b"").partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+        for byte in body:
+            client.sendall(b"1\r\n")
+            client.sendall(bytes([byte]))
+            client.sendall(b"\r\n")
+        assert answer_to(client, b"0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("line", [b"GET /health\r\n", b"GET /health HTTP/2.0\r\n", b"GET /health HTTP/0.9\r\n"])
+def test_another_version_is_not_spoken(shop: Running, line: bytes) -> None:
+    with connect(shop) as client:
+        client.sendall(line + b"\r\n")
+        received = all_of(client)
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert b"malformed_http" in received
+
+
+def test_nothing_is_left_of_a_connection_that_was_reset(shop: Running) -> None:
+    """It would be held, with its headers, for as long as one may be silent."""
+    with connect(shop) as client:
+        assert answer_to(client, HEALTH).startswith(b"HTTP/1.1 200 ")
+        (protocol,) = [one for one in shop.server.server_state.connections if one.client == client.getsockname()]
+        wait_until(lambda: protocol.timeout_keep_alive_task is not None)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: protocol not in shop.server.server_state.connections)
+    assert protocol.timeout_keep_alive_task is None
+    assert protocol._timers == {}
+
+
+def test_the_last_bytes_of_a_closing_connection_are_not_waited_for(tmp_path: Path) -> None:
+    """Fewer than those above which a writer is told to pause, so that nothing tells that they are not read."""
+    body = json.dumps({"input_ids": [1], "rid": "r" * (4 << 20)}).encode()
+    config = ServerConfig(port=0, body_timeout_s=0.5, max_body_bytes=8 << 20)
+    with running(make_scheduler(tmp_path), config) as server, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        client.settimeout(10)
+        client.sendall(head("/generate", len(body)).removesuffix(b"\r\n") + b"Connection: close\r\n\r\n" + body)
+        wait_until(lambda: len(server.scheduler.submitted) == 1)
+        (protocol,) = server.server.server_state.connections - {None}
+        wait_until(lambda: protocol.transport.is_closing())
+        protocol.loop.call_soon_threadsafe(protocol.resume_writing)  # as where the client reads all but 16 KiB
+        wait_until(lambda: len(server.server.server_state.connections) == 0, 5)

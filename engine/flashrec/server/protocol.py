@@ -7,7 +7,7 @@ connection for ever, a head could have any length, and a client that stops readi
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -81,14 +81,18 @@ class _Impatient(HttpToolsProtocol):
         self._silent = False
         self._named_bytes = self._silent_bytes = 0
         self._stop("head")
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            raise _StopParsingError
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._plain_head = self._head_without_upgrade()
         else:
             super().on_headers_complete()
             self._place = "body"
+            self.flow.resume_reading()  # or nobody would see that the client leaves; what may wait is bounded
 
     def on_body(self, body: bytes) -> None:
         self._silent = False
+        self._silent_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -103,6 +107,9 @@ class _Impatient(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._start("read")
+        elif self._place == "head" and not self._pending:  # it was not its turn before
+            self._stop("head")
+            self._start("head")
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -110,7 +117,8 @@ class _Impatient(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop("read")
+        if not self.transport.is_closing():
+            self._stop("read")
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -123,11 +131,16 @@ class _Impatient(HttpToolsProtocol):
         if self._active is not None and not self._active.response_complete:  # uvicorn tells the last one alone
             self._active.disconnected = True
             self._active.message_event.set()
+        self._unset_keepalive_if_required()  # uvicorn leaves it where the client reset the connection
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        async def unless_refused(*arguments: Any) -> None:
+            if not cycle.disconnected:
+                await app(*arguments)
+
         self._active = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, unless_refused)
 
     def _wait(self) -> None:
         """Decide for how long to wait for what comes next, if anything should."""
@@ -181,14 +194,21 @@ class _Impatient(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer what cannot be read, unless other answers are due first, and close the connection."""
-        reached = self._place == "body"  # whether the application has the request already
-        if self._pending and not (reached and self.cycle is self._active and not self.cycle.response_started):
+        reached = self._place == "body"  # whether its head has been taken
+        if reached and self.pipeline:
+            self.pipeline.popleft()  # the one at fault, whose body will not end
+            self._close_after_answers()
+            return
+        if self._pending and not (reached and not self.cycle.response_started):
             self._close_after_answers()
             return
         self._deaf = True
         if not reached or self._pending:
             self.logger.warning("%s", error.message)
             self.transport.write(_as_bytes(error))
+        if reached:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.close()
         self._start("read")
 
@@ -196,7 +216,9 @@ class _Impatient(HttpToolsProtocol):
         """Read nothing more; the last answer that is due says so."""
         self._deaf = True
         self._stop("head")
-        self.cycle.keep_alive = False
+        last = self.pipeline[0][0] if self.pipeline else self._active
+        if last is not None:
+            last.keep_alive = False
 
     def _await_next(self) -> None:
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
@@ -212,8 +234,10 @@ class _Impatient(HttpToolsProtocol):
 
     def _expire(self, name: str) -> None:
         del self._timers[name]
-        if name == "head" and self._pending:  # it is we who do not read: requests before it are served
+        if name == "head" and self._pending and not self.transport.is_closing():  # it is not its turn yet
             self._start(name)
+        elif name == "head" and self._place == "between":
+            self.timeout_keep_alive_handler()
         else:
             self.transport.abort()
 
