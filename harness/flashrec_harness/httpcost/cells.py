@@ -15,8 +15,7 @@ JUDGED_FROM = 8
 TAIL_REQUESTS = 200
 """Answers behind a p99: below, it is the slowest one or two."""
 WAKING = 5
-"""Answers at the beginning of a round that are not counted in a tail; the report lists them. In four rounds in process
-the slowest two to five of 228 to 488 took 1.2 to 1.33 of p50, the next 1.1 at most (one H200, 2026-12-01)."""
+"""Answers at the beginning of a round that the report lists by themselves, with the tail's ratio without them."""
 _KEPT = 4
 """Answers of a round that are compared between the sides, at least."""
 

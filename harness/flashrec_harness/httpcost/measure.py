@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from flashrec_harness import stats
 from flashrec_harness.httpcost.bits import Kept
-from flashrec_harness.httpcost.cells import TAIL_REQUESTS, WAKING, Point, Seed, Share, shares
+from flashrec_harness.httpcost.cells import TAIL_REQUESTS, Point, Seed, Share, shares
 from flashrec_harness.httpcost.sides import InProcess, Side
 from flashrec_harness.overload.fleet import steady_rate
 
@@ -78,7 +78,7 @@ def measure(
 ) -> Measured:
     """Warm both sides up, then ``rounds`` rounds ABBA of about ``seconds`` each at ``pace`` requests per second."""
     found = Measured(point, pace)
-    least = -(-TAIL_REQUESTS // rounds) + WAKING if point.concurrency == 1 else _LEAST_WAVES * point.concurrency
+    least = -(-TAIL_REQUESTS // rounds) if point.concurrency == 1 else _LEAST_WAVES * point.concurrency
     requests = max(round(pace * seconds), least)
     warm_up = loads.load(point, max(round(pace * seconds / 4), _WARM_UP_WAVES * point.concurrency), turn=0)
     for side in (served, inside):
