@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,19 +81,60 @@ class BeamArrays(NamedTuple):
     ranks: NDArray[np.int32]
 
 
+class BeamColumns(NamedTuple):
+    """A request's beams, best first, as what an answer shows of them: ``token_ids`` int32 [n, length],
+    ``cumulative_logprob`` and ``score`` float32 [n], ``sids`` int32 [n, depth] and each one's ``items``."""
+
+    token_ids: NDArray[np.int32]
+    cumulative_logprob: NDArray[np.float32]
+    score: NDArray[np.float32]
+    sids: NDArray[np.int32]
+    items: Sequence[tuple[str, ...]]
+
+
+class BeamSource(Protocol):
+    """What :class:`LazyBeams` are made from: the beams of several requests, in the order of the requests."""
+
+    def beams_of(self, index: int) -> Sequence[Beam]:
+        """The beams of request ``index``, an object for each."""
+        ...
+
+    def arrays_of(self, index: int) -> BeamArrays:
+        """The same as arrays."""
+        ...
+
+    def columns_of(self, index: int) -> BeamColumns:
+        """The same as columns."""
+        ...
+
+    def found_of(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """``ranks`` and ``cumulative_logprob`` of those arrays, from which all else follows."""
+        ...
+
+
 class LazyBeams(Sequence[Beam]):
-    """Beams that ``build`` makes when they are first looked at; equal to any sequence of equal beams.
+    """Request ``index``'s beams of ``source``, made when they are first looked at; equal to any sequence of equal
+    beams."""
 
-    ``arrays`` gives the same without an object for each.
-    """
+    def __init__(self, source: BeamSource, index: int) -> None:
+        self._source = source
+        self._index = index
 
-    def __init__(self, build: Callable[[], Sequence[Beam]], arrays: Callable[[], BeamArrays]) -> None:
-        self._build = build
-        self.arrays = arrays
+    def arrays(self) -> BeamArrays:
+        """The beams without an object for each."""
+        return self._source.arrays_of(self._index)
+
+    def columns(self) -> BeamColumns:
+        """As :meth:`arrays`, with items."""
+        return self._source.columns_of(self._index)
+
+    def found(self) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """``ranks`` int32 and ``cumulative_logprob`` float32, [n] both: what no catalog knows."""
+        return self._source.found_of(self._index)
 
     @functools.cached_property
     def _beams(self) -> tuple[Beam, ...]:
-        return tuple(self._build())
+        return tuple(self._source.beams_of(self._index))
 
     @overload
     def __getitem__(self, index: int) -> Beam: ...
@@ -103,7 +144,7 @@ class LazyBeams(Sequence[Beam]):
         return self._beams[index]
 
     def __len__(self) -> int:
-        return len(self._beams)
+        return len(self.found()[0])
 
     def __iter__(self) -> Iterator[Beam]:
         return iter(self._beams)
@@ -131,3 +172,10 @@ class Result:
     cached_tokens: int
     score_space: ScoreSpace
     catalog: str | None = None
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all beams."""
+        if isinstance(self.beams, LazyBeams):
+            return self.beams.arrays().token_ids.size
+        return sum(len(beam.token_ids) for beam in self.beams)

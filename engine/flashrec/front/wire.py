@@ -203,8 +203,7 @@ def pack(result: Result) -> PackedResult:
     """A result without what the front has as well."""
     beams: FoundSids | tuple[Any, ...]
     if isinstance(result.beams, LazyBeams):
-        arrays = result.beams.arrays()
-        beams = FoundSids.of(arrays.ranks, arrays.cumulative_logprob)
+        beams = FoundSids.of(*result.beams.found())
     else:
         beams = tuple(result.beams)
     return PackedResult(beams, result.prompt_tokens, result.cached_tokens, result.score_space, result.catalog)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from flashrec.errors import NonFiniteError
-from flashrec.request import Beam, BeamArrays, LazyBeams, Request, Result
+from flashrec.request import Beam, BeamArrays, BeamColumns, LazyBeams, Request, Result
 from flashrec.runtime.buffers import WaveLayout
 from flashrec.runtime.member import Member
 from flashrec.search.expand import Frontier
@@ -103,22 +103,41 @@ class WaveBeams:
 
     def lazy(self, index: int) -> LazyBeams:
         """The beams of request ``index``, made when somebody looks at them."""
-        return LazyBeams(functools.partial(self.beams_of, index), functools.partial(self.arrays_of, index))
+        return LazyBeams(self, index)
 
     def beams_of(self, index: int) -> list[Beam]:
         """The beams of request ``index``."""
-        span, request = self._span(index), self._requests[index]
-        tokens, totals, codes, items = self._columns
-        scores, shown = self._scores[span].tolist(), items[span]
-        if request.exclude_items or request.allow_items is not None:
-            shown = list(map(VisibleItems(request), codes[span], shown))
+        span = self._span(index)
+        tokens, totals, codes = self._columns
+        scores, shown = self._scores[span].tolist(), self._shown(index)
         fields = tokens[span], totals[span], scores, itertools.repeat("stop"), codes[span], shown
         return list(map(_BEAM, zip(*fields, strict=False)))
+
+    def columns_of(self, index: int) -> BeamColumns:
+        """The same without an object for each."""
+        span = self._span(index)
+        return BeamColumns(
+            self._token_ids[span], self._totals[span], self._scores[span], self._codes[span], self._shown(index)
+        )
 
     def arrays_of(self, index: int) -> BeamArrays:
         """The same as arrays."""
         span = self._span(index)
         return BeamArrays(self._token_ids[span], self._totals[span], self._scores[span], self._ranks[span])
+
+    def found_of(self, index: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """``ranks`` and ``totals`` of request ``index``."""
+        span = self._span(index)
+        return self._ranks[span], self._totals[span]
+
+    def _shown(self, index: int) -> list[tuple[str, ...]]:
+        """The items of each beam of request ``index``, less those that it does not want to see."""
+        span, request = self._span(index), self._requests[index]
+        items = self._items[span]
+        if request.exclude_items or request.allow_items is not None:
+            sids = map(tuple, self._codes[span].tolist())
+            return list(map(VisibleItems(request), sids, items))
+        return items
 
     def _span(self, index: int) -> slice:
         return slice(self._ends[index - 1] if index else 0, self._ends[index])
@@ -135,16 +154,24 @@ class WaveBeams:
     @functools.cached_property
     def _token_ids(self) -> NDArray[np.int32]:
         """int32 [beams, length]: a beam's codes as tokens, and an implied end token."""
-        columns = [book[codes] for book, codes in zip(self._sids.codebooks, self._codes.T, strict=True)]
-        if self._sids.end is not None:
-            columns.append(np.full(len(self._ranks), self._sids.end))
-        return np.stack(columns, axis=1).astype(np.int32)
+        books, end = self._sids.codebooks, self._sids.end
+        tokens = np.empty((len(self._ranks), len(books) + (end is not None)), dtype=np.int32)
+        for level, book in enumerate(books):
+            tokens[:, level] = book[self._codes[:, level]]
+        if end is not None:
+            tokens[:, -1] = end
+        return tokens
 
     @functools.cached_property
-    def _columns(self) -> tuple[list[tuple[int, ...]], list[float], list[tuple[int, ...]], list[tuple[str, ...]]]:
-        """Token ids, sums, codes and items of every beam."""
+    def _items(self) -> list[tuple[str, ...]]:
+        """All items of every beam's SID."""
+        return self._catalog.items_of_all(self._ranks)
+
+    @functools.cached_property
+    def _columns(self) -> tuple[list[tuple[int, ...]], list[float], list[tuple[int, ...]]]:
+        """Token ids, sums and codes of every beam."""
         tokens, codes = (list(zip(*table.T.tolist(), strict=True)) for table in (self._token_ids, self._codes))
-        return tokens, self._totals.tolist(), codes, self._catalog.items_of_all(self._ranks)
+        return tokens, self._totals.tolist(), codes
 
 
 _BEAM: Callable[[Iterable[Any]], Beam] = functools.partial(tuple.__new__, Beam)  # Beam._make without its Python frame

@@ -7,15 +7,17 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import Discriminator, Field, Tag
 
 from flashrec.errors import RequestError
-from flashrec.request import Beam, Request, Result, ScoreSpace
+from flashrec.request import Request, Result, ScoreSpace
 from flashrec.server.context import Context
 from flashrec.server.errors import ApiError
 from flashrec.server.filters import filter_fields, filter_names
 from flashrec.server.jobs import Job, Payload
 from flashrec.server.pins import Pins
+from flashrec.server.rows import Fields, rows
 from flashrec.server.schemas import (
     Body,
     Count,
@@ -100,7 +102,7 @@ class CompletionRequest(_CompletionFields):
     logprobs: Unused = None
 
 
-ChoiceOf = Callable[[int, str, str], dict[str, object]]
+ChoiceOf = Callable[[Any, Any, str], dict[str, object]]
 """From a choice's index, text and finish reason to its JSON, less ``sglext``."""
 
 
@@ -116,7 +118,7 @@ def prepare_chat(context: Context, body: ChatCompletionRequest) -> Job:
     pins = Pins(context.scheduler.engine)
     request = _request(context, pins, body, prompt, body.max_tokens or body.max_completion_tokens)
 
-    def choice(index: int, text: str, finish_reason: str) -> dict[str, object]:
+    def choice(index: Any, text: Any, finish_reason: str) -> dict[str, object]:
         part = "delta" if body.stream else "message"
         message = {"role": "assistant", "content": text}
         return {"index": index, part: message, "logprobs": None, "finish_reason": finish_reason}
@@ -132,7 +134,7 @@ def prepare_completion(context: Context, body: CompletionRequest) -> Job:
     pins = Pins(context.scheduler.engine)
     requests = [_request(context, pins, body, prompt, body.max_tokens) for prompt in prompts]
 
-    def choice(index: int, text: str, finish_reason: str) -> dict[str, object]:
+    def choice(index: Any, text: Any, finish_reason: str) -> dict[str, object]:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
 
     return _job(context, pins, body, requests, {"input_ids": "prompt"}, ("cmpl", "text_completion"), choice)
@@ -182,14 +184,18 @@ def _job(
         "model": context.model_name,
     }
 
-    def choices(results: Sequence[Result]) -> list[dict[str, object]]:
-        ranked = []
+    def choices(results: Sequence[Result]) -> list[orjson.Fragment]:
+        ranked = list[bytes]()
         for position, result in enumerate(results):
-            for index, beam in enumerate(result.beams):
-                text = context.codec.beam(beam, skip_special_tokens=body.skip_special_tokens is not False)
-                choice = choice_of(position * requests[0].n + index, text, beam.finish_reason)
-                ranked.append(choice | {"sglext": extension(beam, result.catalog)})
-        return ranked
+
+            def shape(fields: Fields, catalog: str | None = result.catalog) -> dict[str, object]:
+                choice = choice_of(fields.number, fields.text, fields.finish_reason)
+                return choice | {"sglext": _extension(fields, catalog)}
+
+            first = position * requests[0].n
+            skipping = body.skip_special_tokens is not False
+            ranked += rows(result.beams, context.codec, shape, first=first, skip_special_tokens=skipping)
+        return list(map(orjson.Fragment, ranked))
 
     def render(results: Sequence[Result]) -> Payload | list[Payload]:
         if not body.stream:
@@ -211,22 +217,22 @@ def _job(
     )
 
 
-def extension(beam: Beam, catalog: str | None) -> dict[str, object]:
+def _extension(fields: Fields, catalog: str | None) -> dict[str, object]:
     """A choice's ``sglext``: scores (exact float32 values), tokens, and the SID, items and catalog if any."""
-    fields: dict[str, object] = {
-        "sequence_score": beam.score,
-        "cumulative_logprob": beam.cumulative_logprob,
-        "output_ids": list(beam.token_ids),
+    shown: dict[str, object] = {
+        "sequence_score": fields.score,
+        "cumulative_logprob": fields.cumulative_logprob,
+        "output_ids": fields.token_ids,
     }
-    if beam.sid is not None:
-        fields |= {"sid": list(beam.sid), "items": list(beam.items), "catalog": catalog}
-    return fields
+    if fields.sid is not None:
+        shown |= {"sid": fields.sid, "items": fields.items, "catalog": catalog}
+    return shown
 
 
 def usage(results: Sequence[Result]) -> dict[str, object]:
     """OpenAI's usage: prompts counted once each, completions over all returned beams."""
     prompt = sum(result.prompt_tokens for result in results)
-    completion = sum(len(beam.token_ids) for result in results for beam in result.beams)
+    completion = sum(result.completion_tokens for result in results)
     cached = sum(result.cached_tokens for result in results)
     return {
         "prompt_tokens": prompt,

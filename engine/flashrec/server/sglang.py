@@ -10,14 +10,16 @@ import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import orjson
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
 from flashrec.errors import RequestError
-from flashrec.request import Beam, Request, Result, ScoreSpace
+from flashrec.request import Request, Result, ScoreSpace
 from flashrec.server.context import Context
 from flashrec.server.filters import filter_fields, filter_names
 from flashrec.server.jobs import Job, Payload
 from flashrec.server.pins import Pins
+from flashrec.server.rows import Fields, rows
 from flashrec.server.schemas import (
     CatalogName,
     Count,
@@ -166,42 +168,32 @@ def _answer(codec: TextCodec, rid: str, params: SamplingParams, result: Result) 
     """One prompt's answer. Scores are the engine's float32 values, written exactly."""
     leader = {
         "id": rid,
-        "finish_reason": _finish_reason(result.beams[0]) if result.beams else None,
+        "finish_reason": None,
         "prompt_tokens": result.prompt_tokens,
-        "completion_tokens": sum(len(beam.token_ids) for beam in result.beams),
+        "completion_tokens": result.completion_tokens,
         "cached_tokens": result.cached_tokens,
         "weight_version": "default",
         "score_space": result.score_space.value,
     }
     if result.catalog is not None:
         leader["catalog"] = result.catalog
-    skip_special_tokens = params.skip_special_tokens is not False
-    beams: list[dict[str, object]] = [
-        {
-            "output_ids": beam.token_ids,
-            "text": codec.beam(beam, skip_special_tokens=skip_special_tokens),
-            "meta_info": _beam_info(beam),
-        }
-        for beam in result.beams
-    ]
-    if not beams:
+    written = rows(result.beams, codec, _beam, skip_special_tokens=params.skip_special_tokens is not False)
+    if not written:
         return {"text": "", "output_ids": [], "meta_info": leader | {"beam_results": []}}
-    first = beams[0] | {"meta_info": leader | _beam_info(result.beams[0])}
-    return first | {"meta_info": leader | _beam_info(result.beams[0]) | {"beam_results": [first, *beams[1:]]}}
+    best: dict[str, Any] = orjson.loads(written[0])
+    first = best | {"meta_info": leader | best["meta_info"]}
+    beams = [first, *map(orjson.Fragment, written[1:])]
+    return first | {"meta_info": first["meta_info"] | {"beam_results": beams}}
 
 
-def _beam_info(beam: Beam) -> dict[str, object]:
+def _beam(fields: Fields) -> dict[str, object]:
     info: dict[str, object] = {
-        "finish_reason": _finish_reason(beam),
-        "sequence_score": beam.score,
-        "cumulative_logprob": beam.cumulative_logprob,
+        "finish_reason": {"type": "stop", "matched": fields.last}
+        if fields.finish_reason == "stop"
+        else {"type": "length", "length": len(fields.token_ids)},
+        "sequence_score": fields.score,
+        "cumulative_logprob": fields.cumulative_logprob,
     }
-    if beam.sid is not None:
-        info["sid"], info["items"] = beam.sid, beam.items
-    return info
-
-
-def _finish_reason(beam: Beam) -> dict[str, object]:
-    if beam.finish_reason == "stop":
-        return {"type": "stop", "matched": beam.token_ids[-1] if beam.token_ids else None}
-    return {"type": "length", "length": len(beam.token_ids)}
+    if fields.sid is not None:
+        info["sid"], info["items"] = fields.sid, fields.items
+    return {"output_ids": fields.token_ids, "text": fields.text, "meta_info": info}

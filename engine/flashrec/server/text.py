@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import getitem
 from typing import Any, cast
 
+import numpy as np
+import orjson
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from flashrec.errors import LayoutError, RequestError
@@ -26,8 +28,8 @@ class TextCodec:
     def __init__(self, tokenizer: Any, layout: SidLayout | None) -> None:
         self._wrapper = tokenizer
         self.layout = layout
-        # The engine's semantic IDs need no check: 50 of them a request are a tenth of its answer's time with one.
         self._texts = () if layout is None else layout.texts
+        self._quoted = tuple([orjson.dumps(text)[1:-1] for text in texts] for texts in self._texts)
         self._fast: Tokenizer | None = None
         if tokenizer is not None:
             self._fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -77,12 +79,25 @@ class TextCodec:
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def beam(self, beam: Beam, *, skip_special_tokens: bool = True) -> str:
-        """A beam's text: its semantic ID's tokens, or its tokens up to a stop token."""
-        if beam.sid is not None:
-            return "".join(map(getitem, self._texts, beam.sid))
-        tokens = beam.token_ids[:-1] if beam.finish_reason == "stop" else beam.token_ids
-        return self.decode(tokens, skip_special_tokens=skip_special_tokens)
+    def beams(self, beams: Sequence[Beam], *, skip_special_tokens: bool = True) -> list[str]:
+        """The text of each of a request's beams: its semantic ID's tokens, or its tokens up to a stop token."""
+        if beams and beams[0].sid is not None:
+            columns = zip(*(beam.sid or () for beam in beams), strict=True)
+            texts = (map(level.__getitem__, column) for level, column in zip(self._texts, columns, strict=True))
+            return list(map("".join, zip(*texts, strict=True)))
+        return [
+            self.decode(
+                beam.token_ids[:-1] if beam.finish_reason == "stop" else beam.token_ids,
+                skip_special_tokens=skip_special_tokens,
+            )
+            for beam in beams
+        ]
+
+    def quoted(self, sids: NDArray[np.int32]) -> list[bytes]:
+        """:meth:`beams` of semantic IDs int32 [n, depth], as what stands between quotes in JSON."""
+        # Those of the engine need no check: 50 of them a request are a tenth of its answer's time with one.
+        texts = (map(level.__getitem__, codes) for level, codes in zip(self._quoted, sids.T.tolist(), strict=True))
+        return list(map(b"".join, zip(*texts, strict=True)))
 
     def parse_sid(self, text: str) -> tuple[int, ...] | None:
         """The codes of a semantic ID's text, or ``None`` if it is something else, such as an item id."""

@@ -82,15 +82,13 @@ class Catalog:
 
     def items_of_all(self, ranks: NDArray[np.integer]) -> list[tuple[str, ...]]:
         """:meth:`items_of` for int ``[n]`` ranks, without a look-up per rank."""
-        first, last = self.item_start[ranks].astype(np.int64), self.item_start[ranks + 1].astype(np.int64)
-        ends = np.cumsum(last - first)
-        positions = np.arange(ends[-1] if len(ends) else 0) + np.repeat(last - ends, last - first)
-        names = list(self.items.take(positions))
-        if len(names) == len(ranks) and (last - first == 1).all():
-            return list(zip(names, strict=True))
-        return [
-            tuple(names[begin:end]) for begin, end in zip((ends - last + first).tolist(), ends.tolist(), strict=True)
-        ]
+        first, last = self.item_start[ranks], self.item_start[ranks + 1]
+        counts = last - first
+        if (counts == 1).all():
+            return list(zip(self.items.pick(first), strict=True))
+        ends = np.cumsum(counts, dtype=np.int64)
+        names = self.items.pick(np.arange(ends[-1]) + np.repeat(last - ends, counts))
+        return [tuple(names[begin:end]) for begin, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)]
 
     def ranks_of_items(self, item_ids: Sequence[str]) -> NDArray[np.int32]:
         """int32, sorted, distinct: the SIDs that name at least one of ``item_ids``.

@@ -62,6 +62,18 @@ class StringTable(Sequence[str]):
         data = self.blob[base : offsets[-1]].tobytes()
         return [data[begin - base : end - base].decode() for begin, end in pairwise(offsets)]
 
+    def pick(self, positions: NDArray[np.integer]) -> list[str]:
+        """The strings at ``positions``, int ``[n]``: a few hundred in half the time of :meth:`take`."""
+        last = self.offsets[positions + 1]
+        lengths = last - self.offsets[positions]
+        ends = lengths.cumsum()
+        data = self.blob[np.arange(lengths.sum()) + (last - ends).repeat(lengths)].tobytes()
+        bounds = pairwise([0, *ends.tolist()])
+        if data.isascii():
+            text = data.decode()
+            return [text[begin:end] for begin, end in bounds]
+        return [data[begin:end].decode() for begin, end in bounds]
+
     def take(self, positions: NDArray[np.integer]) -> StringTable:
         """The strings at ``positions``, int ``[n]``, in that order."""
         offsets = np.zeros(len(positions) + 1, dtype=np.int64)
