@@ -26,12 +26,16 @@ _ALIGNMENT = 16
 """In int32: a kernel's compiled variant follows from whether its pointers are multiples of 16 bytes."""
 
 
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
 def upload_together(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[torch.Tensor]:
     """Copies of int32 ``arrays`` on ``device`` by one transfer, ordered on the current stream.
 
     Each transfer takes 50 us of the host before the device has work (H200, 2026-12-01).
     """
-    ends = np.cumsum([-(-array.size // _ALIGNMENT) * _ALIGNMENT for array in arrays]).tolist()
+    ends = np.cumsum([_aligned(array.size) for array in arrays]).tolist()
     host = torch.empty(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
     flat = host.numpy()
     starts = [0, *ends[:-1]]
@@ -86,9 +90,12 @@ class StaticBlock:
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, *, fill: int = 0) -> None:
         self.fill = fill
         self._shapes = dict(shapes)
-        ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes.values()]).tolist()
-        self._spans = dict(zip(self._shapes, zip([0, *ends[:-1]], ends, strict=True), strict=True))
-        self._flat = torch.full((ends[-1],), fill, dtype=torch.int32, device=device)
+        sizes = [int(np.prod(shape)) for shape in self._shapes.values()]
+        starts = [0, *np.cumsum([_aligned(size) for size in sizes]).tolist()]
+        self._spans = {
+            name: (start, start + size) for name, start, size in zip(self._shapes, starts, sizes, strict=False)
+        }
+        self._flat = torch.full((starts[-1],), fill, dtype=torch.int32, device=device)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The device tensor of a field."""

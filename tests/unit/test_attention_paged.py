@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from flashrec import Engine, EngineConfig
 from flashrec.attention import paged
-from flashrec.attention.base import DecodeMeta, PrefillMeta
+from flashrec.attention.base import DecodeMeta, PrefillMeta, StaticPrefill
 from flashrec.attention.paged import PagedAttention
 from flashrec.batch import Quantized
 from flashrec.kernels import paged_attention
@@ -27,6 +27,7 @@ from flashrec.kernels.prefill_attention import paged_prefill_attention
 from flashrec.kernels.quantize import quant_per_token
 from flashrec.kernels.tiles import row_tiles, rows_per_tile
 from flashrec.kvcache.pool import KVPool
+from flashrec.transfer import StaticBlock
 
 CPU = torch.device("cpu")
 DIM = 8
@@ -101,6 +102,13 @@ class Lab:
             positions=np.concatenate(positions),
             ends=last if ending is None else last[list(ending)],
         )
+
+    def static(self, tokens: int, requests: int) -> tuple[StaticPrefill, Callable[[PrefillMeta], None]]:
+        """Attention on static buffers, and what lays a pass out in them."""
+        static = self.attention.static_prefill(tokens, requests, pages=self.table().shape[1])
+        block = StaticBlock({"other": (3,), **static.fields}, CPU)
+        static.attach(block)
+        return static, lambda meta: block.write(static.plan(meta))
 
     def prefill(self, meta: PrefillMeta, q: torch.Tensor, layer: int = 0) -> torch.Tensor:
         found = self.attention.prefill(meta)(q, layer)
@@ -204,11 +212,10 @@ def test_a_long_pass_is_cut_into_tall_tiles_and_keeps_its_bits(monkeypatch: pyte
         assert torch.equal(found[:129], whole[:129])
     heights.clear()
     assert torch.equal(lab.attention.prefill_ends(lab.meta(wave))(q[[129, 162]], 0), ends)
-    pages = lab.table().shape[1]
     for tokens, used in ((192, ("gluon", 2 * short)), (149, ("triton", short))):
-        static = lab.attention.static_prefill(tokens=tokens, requests=2, pages=pages)
+        static, plan = lab.static(tokens, 2)
         parts = wave if tokens == 192 else [Prompt(130)]
-        static.plan(lab.meta(parts, list(range(len(parts)))))
+        plan(lab.meta(parts, list(range(len(parts)))))
         padded = torch.zeros(tokens, lab.num_heads, DIM)
         count = sum(part.length - part.cached for part in parts)
         padded[:count] = q[:count]
@@ -229,13 +236,13 @@ def test_tiles_that_start_at_the_chunk_would_be_seen() -> None:
 def test_static_prefill_forgets_the_pass_before() -> None:
     wave = [Prompt(130), Prompt(40, 7), Prompt(90, 80)]
     lab = Lab(wave)
-    static = lab.attention.static_prefill(tokens=256, requests=4, pages=lab.table().shape[1])
+    static, plan = lab.static(256, 4)
     for parts, rows in ((wave, [0, 1, 2]), ([Prompt(33, 2)], [1]), ([Prompt(90, 12), Prompt(1)], [2, 0])):
         meta = lab.meta(parts, rows)
         count = sum(meta.query_lens)
         q = torch.zeros(256, lab.num_heads, DIM)
         q[:count] = lab.queries(count)
-        static.plan(meta)
+        plan(meta)
         assert torch.equal(static.attend(q, 1)[:count], lab.prefill(meta, q[:count], 1))
 
 
@@ -252,8 +259,8 @@ def test_the_ends_alone_have_the_bits_they_have_among_all(
     found = lab.attention.prefill_ends(meta)(q[rows], 1)
     assert isinstance(found, torch.Tensor)
     assert torch.equal(found, wanted)
-    static = lab.attention.static_prefill(tokens=512, requests=4, pages=lab.table().shape[1])
-    static.plan(meta)
+    static, plan = lab.static(512, 4)
+    plan(meta)
     padded = torch.zeros(4, lab.num_heads, DIM)
     padded[: len(rows)] = q[rows]
     assert torch.equal(static.attend_ends(padded, 1)[: len(rows)], wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from flashrec.batch import Activation, Attend
 from flashrec.kernels.tiles import RowTiles
 from flashrec.kvcache.pool import KVPool
+from flashrec.transfer import StaticBlock
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,11 +62,21 @@ class DecodeMeta:
 
 
 class StaticPrefill(ABC):
-    """Attention inside a captured prefill: :meth:`attend` is captured once, :meth:`plan` precedes each replay."""
+    """Attention inside a captured prefill: :meth:`attend` is captured once, :meth:`plan` precedes each replay.
+
+    ``fields`` are its part of the pass's static block, which :meth:`attach` tells it before anything is captured: one
+    block, since each further write is 0.1 ms of the host that a small pass waits for (H200, 2026-12-01).
+    """
+
+    fields: Mapping[str, tuple[int, ...]]
 
     @abstractmethod
-    def plan(self, meta: PrefillMeta) -> None:
-        """Write a pass's layout to static buffers. Tokens beyond the pass's are inert."""
+    def attach(self, block: StaticBlock) -> None:
+        """Read the fields from ``block`` from now on."""
+
+    @abstractmethod
+    def plan(self, meta: PrefillMeta) -> Mapping[str, NDArray[np.integer]]:
+        """Plan a pass; returns what to write to the fields. Tokens beyond the pass's are inert."""
 
     @abstractmethod
     def attend(self, q: torch.Tensor, layer: int) -> Activation:

@@ -6,11 +6,12 @@ tile then reduces its keys in one program, in an order that depends on their pos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flashrec.attention.base import PrefillMeta, StaticPrefill
 from flashrec.attention.paged import PagedAttention, PagedStaticPrefill
@@ -18,6 +19,7 @@ from flashrec.batch import Activation, Attend
 from flashrec.errors import ConfigError
 from flashrec.kernels.ops import Ops
 from flashrec.kvcache.pool import SCRATCH_PAGE, KVPool
+from flashrec.transfer import StaticBlock
 
 WORKSPACE_BYTES = 128 << 20
 
@@ -109,6 +111,7 @@ class FlashInferStaticPrefill(StaticPrefill):
         self.backend = backend
         self.requests = requests
         self.ends = PagedStaticPrefill(backend, tokens, requests, pages)
+        self.fields = self.ends.fields
         self.wrapper = backend.make_wrapper(
             use_cuda_graph=True,
             qo_indptr_buf=zeros(requests + 1),
@@ -123,10 +126,13 @@ class FlashInferStaticPrefill(StaticPrefill):
             self.wrapper, [tokens] + [0] * (requests - 1), [tokens] + [0] * (requests - 1), self._scratch(tokens)
         )
 
-    def plan(self, meta: PrefillMeta) -> None:
+    def attach(self, block: StaticBlock) -> None:
+        self.ends.attach(block)
+
+    def plan(self, meta: PrefillMeta) -> Mapping[str, NDArray[np.integer]]:
         inert = [0] * (self.requests - len(meta.kv_lens))
         self.backend.plan(self.wrapper, [*meta.query_lens, *inert], [*meta.kv_lens, *inert], self.backend.pages(meta))
-        self.ends.plan(meta)
+        return self.ends.plan(meta)
 
     def attend(self, q: torch.Tensor, layer: int) -> Activation:
         return self.backend.run(self.wrapper, q, layer, self.out)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -123,38 +124,42 @@ class PagedAttention(AttentionBackend):
         return attend
 
 
+@functools.lru_cache
+def _end_tiles(end_lens: tuple[int, ...], tile_rows: int) -> NDArray[np.int32]:
+    """A tile for each prompt that ends in a pass, mostly all of them: not to be written to."""
+    return tile_table(end_lens, tile_rows)
+
+
 class PagedStaticPrefill(StaticPrefill):
-    """What the prefill kernel reads, in one static block: page table, lengths, positions and row tiles, the last two
-    once for every token and once for the prompts' ends."""
+    """What the prefill kernel reads: page table, lengths, positions and row tiles, the last two once for every token
+    and once for the prompts' ends."""
 
     def __init__(self, backend: PagedAttention, tokens: int, requests: int, pages: int) -> None:
         self.backend = backend
         self.tile_rows = backend.prefill_tile_rows(tokens, pages * backend.pool.page_size)
         self.num_tiles = tokens // self.tile_rows + requests
-        # The scratch page is page 0, and a tile without rows is skipped.
-        self.block = StaticBlock(
-            {
-                "page_table": (requests, pages),
-                "kv_len": (requests,),
-                "positions": (tokens,),
-                "tiles": (3, self.num_tiles),
-                "end_positions": (requests,),
-                "end_tiles": (3, requests),
-            },
-            backend.pool.k.device,
-        )
+        # Zeros beyond a pass's: the scratch page is page 0, and a tile without rows is skipped.
+        self.fields = {
+            "page_table": (requests, pages),
+            "kv_len": (requests,),
+            "positions": (tokens,),
+            "tiles": (3, self.num_tiles),
+            "end_positions": (requests,),
+            "end_tiles": (3, requests),
+        }
 
-    def plan(self, meta: PrefillMeta) -> None:
-        self.block.write(
-            {
-                "page_table": meta.page_table,
-                "kv_len": np.array(meta.kv_lens),
-                "positions": meta.positions,
-                "tiles": tile_table(meta.query_lens, self.tile_rows, self.num_tiles),
-                "end_positions": meta.positions[meta.ends],
-                "end_tiles": tile_table(meta.end_lens, self.backend.tile_rows),
-            }
-        )
+    def attach(self, block: StaticBlock) -> None:
+        self.block = block
+
+    def plan(self, meta: PrefillMeta) -> Mapping[str, NDArray[np.integer]]:
+        return {
+            "page_table": meta.page_table,
+            "kv_len": np.array(meta.kv_lens),
+            "positions": meta.positions,
+            "tiles": tile_table(meta.query_lens, self.tile_rows, self.num_tiles),
+            "end_positions": meta.positions[meta.ends],
+            "end_tiles": _end_tiles(tuple(meta.end_lens), self.backend.tile_rows),
+        }
 
     def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
         return self._attend(q, layer, "positions", "tiles", self.tile_rows)

@@ -47,15 +47,16 @@ class PrefillPass:
     ) -> None:
         device = model.lm_head().device
         # Tokens beyond a pass's are written to the scratch page, whose first slot is slot 0.
-        self.inputs = StaticBlock({"tokens": (3, tokens), "ends": (requests,)}, device)
-        self.ends = torch.zeros(requests, dtype=torch.int64, device=device)
         self.attention = attention.static_prefill(tokens, requests, pages)
-        ids, positions, slots = self.inputs["tokens"]
+        self.block = StaticBlock({"tokens": (3, tokens), "ends": (requests,), **self.attention.fields}, device)
+        self.attention.attach(self.block)
+        self.ends = torch.zeros(requests, dtype=torch.int64, device=device)
+        ids, positions, slots = self.block["tokens"]
         ends = Ends(self.ends, self.attention.attend_ends)
         batch = ForwardBatch(positions, slots, self.attention.attend, ops, ends)
 
         def run() -> torch.Tensor:
-            self.ends.copy_(self.inputs["ends"])
+            self.ends.copy_(self.block["ends"])
             hidden, residual = model.forward(ids, batch)
             return model.final_norm(hidden, residual, batch)
 
@@ -63,8 +64,7 @@ class PrefillPass:
 
     def run(self, tokens: NDArray[np.int32], meta: PrefillMeta) -> torch.Tensor:
         """See :meth:`PrefillGraphs.run`."""
-        self.inputs.write({"tokens": tokens, "ends": meta.ends})
-        self.attention.plan(meta)
+        self.block.write({"tokens": tokens, "ends": meta.ends, **self.attention.plan(meta)})
         return self._program.replay()[: len(meta.ends)]
 
 
