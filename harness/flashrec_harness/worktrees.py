@@ -79,8 +79,12 @@ class Repository:
 
 
 def python_path(tree: Path) -> str:
-    """``PYTHONPATH`` for the engine of a work tree under *this* harness: one instrument judges every commit."""
-    return os.pathsep.join([str(tree / "engine"), str(harness_root())])
+    """``PYTHONPATH`` for the engine of a work tree under *this* harness: one instrument judges every commit.
+
+    What is on ours comes behind them: dependencies may be installed there.
+    """
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    return os.pathsep.join([str(tree / "engine"), str(harness_root()), *inherited])
 
 
 def _git(directory: Path, *arguments: str, env: Mapping[str, str] | None = None, what: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -40,6 +41,14 @@ def test_a_revision_is_checked_out_and_removed(scratch: Path) -> None:
         assert python_path(tree).startswith(str(tree / "engine"))
     assert not tree.exists()
     assert git(scratch, "worktree", "list").count("\n") == 0
+
+
+def test_what_a_path_of_ours_holds_comes_behind_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"engine{os.pathsep}/opt/site")
+    first, *_, last = python_path(tmp_path).split(os.pathsep)
+    assert (first, last) == (str(tmp_path / "engine"), "/opt/site")
+    monkeypatch.delenv("PYTHONPATH")
+    assert len(python_path(tmp_path).split(os.pathsep)) == 2
 
 
 def test_a_clean_trees_snapshot_is_its_commit(scratch: Path) -> None:
