@@ -9,7 +9,7 @@ from typing import Any
 from flashrec.errors import ConfigError
 from flashrec_harness import hardware
 from flashrec_harness.httpcost import judge
-from flashrec_harness.httpcost.cells import JUDGED_FROM, SMALL, Point, points
+from flashrec_harness.httpcost.cells import JUDGED_FROM, SMALL, WAKE, Point, points
 from flashrec_harness.httpcost.measure import Loads, Measured, lockstep, measure
 from flashrec_harness.httpcost.sides import both
 from flashrec_harness.outcome import Check, SuiteContext
@@ -59,10 +59,12 @@ def run(context: SuiteContext, settings: HttpCostSettings | None = None) -> list
     with sides as (served, inside):
         paces = [lockstep(inside, point, loads) for point in chosen]
         inside.start()
+        woken = served.load(loads.load(WAKE, WAKE.concurrency, turn=0))
         found = [
             measure(point, served, inside, loads, pace=pace, seconds=settings.seconds, rounds=settings.rounds)
             for point, pace in zip(chosen, paces, strict=True)
         ]
+    found[0].warm_up.update(shot.status for shot in woken.shots)
     checks = judged(found)
     for check in checks:
         check.data |= {"settings": asdict(settings), "engine": dict(engine)}
