@@ -82,9 +82,9 @@ def stock_pinned_memory(largest: int, count: int = 16) -> None:
 class StaticBlock:
     """Named int32 tensors in one static device allocation, rewritten by one copy.
 
-    ``shapes`` gives the fields; each starts at zero. :meth:`write` fills what it is given into a fresh pinned
-    buffer, every other entry with ``fill``, so nothing of an earlier layout survives. A wave's layout took a
-    dozen copies of 20 us each on the host (H200, 2026-11-29), which a graph of 3 ms waits for.
+    ``shapes`` gives the fields; each starts at zero, and at a multiple of 64 bytes. :meth:`write` fills what it is
+    given into a fresh pinned buffer, every other entry with ``fill``, so nothing of an earlier layout survives. A
+    wave's layout took a dozen copies of 20 us each on the host (H200, 2026-11-29), which a graph of 3 ms waits for.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, *, fill: int = 0) -> None:

@@ -194,10 +194,12 @@ def test_enough_answers_are_sent_at_concurrency_1() -> None:
 
 def test_every_answer_must_arrive_those_of_the_warm_up_too() -> None:
     good, bad = half(), dataclasses.replace(half(), statuses=Counter({200: 9, 503: 1}))
-    assert judge.arrived([Measured(AT_8, 1.0, [good], [good])]).outcome is Outcome.PASS
-    assert judge.arrived([Measured(AT_8, 1.0, [bad], [good])]).outcome is Outcome.FAIL
-    assert judge.arrived([Measured(AT_8, 1.0, [good], [good], Counter({0: 1}))]).outcome is Outcome.FAIL
-    assert judge.arrived([]).outcome is Outcome.INVALID
+    assert judge.arrived([Measured(AT_8, 1.0, [good], [good])], Counter({200: 9})).outcome is Outcome.PASS
+    assert judge.arrived([Measured(AT_8, 1.0, [bad], [good])], Counter()).outcome is Outcome.FAIL
+    assert judge.arrived([Measured(AT_8, 1.0, [good], [good], Counter({0: 1}))], Counter()).outcome is Outcome.FAIL
+    before = judge.arrived([Measured(AT_8, 1.0, [good], [good])], Counter({200: 9, 503: 1}))
+    assert (before.outcome, before.rows[0]["point"]) == (Outcome.FAIL, "before all points")
+    assert judge.arrived([], Counter()).outcome is Outcome.INVALID
 
 
 def test_a_request_without_an_answer_is_counted() -> None:
@@ -365,4 +367,4 @@ def test_a_server_that_takes_its_time_is_found(monkeypatch: pytest.MonkeyPatch) 
     inside.close()
     assert judge.throughput(found).outcome is Outcome.FAIL, judge.throughput(found).summary
     assert judge.same_answers([found]).outcome is Outcome.PASS
-    assert judge.arrived([found]).outcome is Outcome.PASS
+    assert judge.arrived([found], Counter()).outcome is Outcome.PASS

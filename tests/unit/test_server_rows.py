@@ -44,6 +44,21 @@ def found(
     return wave.lazy(0)
 
 
+def waves() -> st.SearchStrategy[list[tuple[list[tuple[int, float]], dict[str, Any]]]]:
+    """One to three requests of a wave: ranks with sums, and what the request asks for."""
+    beams = st.lists(st.tuples(st.integers(0, 3), st.floats(-(2.0**100), 0.0, width=32)), max_size=9)
+    fields = st.sampled_from(
+        [
+            {},
+            {"length_penalty": 0.3},
+            {"length_penalty": -16.0},
+            {"exclude_items": ("jam\x7f", "pen")},
+            {"allow_items": ("té",), "allow_sids": ((0, 2),)},
+        ]
+    )
+    return st.lists(st.tuples(beams, fields), min_size=1, max_size=3)
+
+
 def everything(fields: Fields) -> dict[str, object]:
     return {"constant": "a \ue000 of [no] field", **fields._asdict()}
 
@@ -78,24 +93,51 @@ def test_the_fields_of_two_beams_as_they_should_be_written(catalog: Catalog) -> 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.floats(-(2.0**100), 0.0, width=32)), max_size=9),
+    waves(),
     st.sampled_from([everything, choice, sglang._beam, only_the_number]),
     st.booleans(),
-    st.sampled_from([{}, {"length_penalty": 0.3}, {"exclude_items": ("jam\x7f", "pen")}, {"allow_items": ("té",)}]),
     st.integers(0, 1000),
+    st.data(),
 )
 def test_columns_are_written_as_objects_are(
     catalog: Catalog,
-    beams: list[tuple[int, float]],
+    requests: list[tuple[list[tuple[int, float]], dict[str, Any]]],
     shape: Shape,
     ends: bool,
-    fields: dict[str, Any],
     first: int,
+    data: st.DataObject,
 ) -> None:
     layout = LAYOUT if ends else SidLayout(LAYOUT.codebooks, LAYOUT.texts)
-    lazy = found(catalog, [rank for rank, _ in beams], [total for _, total in beams], layout, **fields)
+    flat = [beam for beams, _ in requests for beam in beams]
+    wave = WaveBeams(
+        [Request(input_ids=(1,), **fields) for _, fields in requests],
+        [len(beams) for beams, _ in requests],
+        np.array([rank for rank, _ in flat], dtype=np.int32),
+        np.array([total for _, total in flat], dtype=np.float32),
+        catalog,
+        layout,
+    )
     codec = TextCodec(None, layout)
-    assert rows(lazy, codec, shape, first=first) == rows(tuple(lazy), codec, shape, first=first)
+    for index in data.draw(st.permutations(range(len(requests)))):
+        lazy = wave.lazy(index)
+        written = rows(lazy, codec, shape, first=first)
+        assert len(written) == len(lazy) == len(requests[index][0])
+        assert written == rows(tuple(lazy), codec, shape, first=first)
+
+
+def test_semantic_ids_of_one_code(tmp_path: Path) -> None:
+    layout = SidLayout((BOOKS[1],), (LAYOUT.texts[1],))
+    (tmp_path / "catalog.json").write_text(json.dumps({"0": ["pen"], "2": ["cup"]}))
+    beams = found(load_catalog(tmp_path / "catalog.json", layout), [1, 0], [-1.0, -2.0], layout)
+    first, second = map(json.loads, rows(beams, TextCodec(None, layout), sglang._beam))
+    assert (first["output_ids"], first["text"], first["meta_info"]["sid"]) == ([5], "<ü\n,>", [2])
+    assert (second["output_ids"], second["meta_info"]["items"]) == ([3], ["pen"])
+
+
+def test_a_field_that_lacks_a_beam_is_an_error(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TextCodec, "quoted", lambda self, sids: [b"one"])
+    with pytest.raises(RuntimeError, match="2 beams have a field of 1 values"):
+        rows(found(catalog, [3, 1], [-0.75, -1.5]), TextCodec(None, LAYOUT), everything)
 
 
 def test_a_float32_is_written_with_all_its_digits(catalog: Catalog) -> None:

@@ -64,19 +64,22 @@ class DecodeMeta:
 class StaticPrefill(ABC):
     """Attention inside a captured prefill: :meth:`attend` is captured once, :meth:`plan` precedes each replay.
 
-    ``fields`` are its part of the pass's static block, which :meth:`attach` tells it before anything is captured: one
-    block, since each further write is 0.1 ms of the host that a small pass waits for (H200, 2026-12-01).
+    ``fields`` are its part of the pass's static block, int32, named neither ``tokens`` nor ``ends``. They share a block
+    with those, since each further write is 0.15 ms of the host that a small pass waits for (H200, 2026-12-01).
     """
 
     fields: Mapping[str, tuple[int, ...]]
 
     @abstractmethod
     def attach(self, block: StaticBlock) -> None:
-        """Read the fields from ``block`` from now on."""
+        """Read the fields from ``block`` from now on; before anything is captured."""
 
     @abstractmethod
     def plan(self, meta: PrefillMeta) -> Mapping[str, NDArray[np.integer]]:
-        """Plan a pass; returns what to write to the fields. Tokens beyond the pass's are inert."""
+        """Plan a pass; returns what to write to the fields, whose other entries become 0, before its replay.
+
+        Tokens beyond the pass's are inert.
+        """
 
     @abstractmethod
     def attend(self, q: torch.Tensor, layer: int) -> Activation:

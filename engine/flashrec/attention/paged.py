@@ -126,13 +126,18 @@ class PagedAttention(AttentionBackend):
 
 @functools.lru_cache
 def _end_tiles(end_lens: tuple[int, ...], tile_rows: int) -> NDArray[np.int32]:
-    """A tile for each prompt that ends in a pass, mostly all of them: not to be written to."""
-    return tile_table(end_lens, tile_rows)
+    """A tile for each prompt that ends in a pass, mostly all of them; read-only."""
+    table = tile_table(end_lens, tile_rows)
+    table.flags.writeable = False
+    return table
 
 
 class PagedStaticPrefill(StaticPrefill):
     """What the prefill kernel reads: page table, lengths, positions and row tiles, the last two once for every token
     and once for the prompts' ends."""
+
+    block: StaticBlock
+    """What :meth:`attach` was given."""
 
     def __init__(self, backend: PagedAttention, tokens: int, requests: int, pages: int) -> None:
         self.backend = backend

@@ -81,7 +81,7 @@ class _Column(NamedTuple):
 def _columns(beams: BeamColumns, codec: TextCodec, first: int) -> dict[str, Callable[[], _Column]]:
     """How to write each field."""
     return {
-        "number": lambda: _Column(b"%d" % number for number in itertools.count(first)),
+        "number": lambda: _Column(b"%d" % number for number in range(first, first + len(beams.score))),
         "token_ids": lambda: _lists(beams.token_ids),
         "last": lambda: _numbers(beams.token_ids[:, -1]),
         "text": lambda: _Column(codec.quoted(beams.sids), b'"', b'"'),
@@ -101,7 +101,10 @@ def _filled(shape: Shape, columns: Mapping[str, Callable[[], _Column]], count: i
         column = columns[name.decode()]()
         pieces += itertools.repeat(before + column.opening), column.values
         before = column.closing + after
-    return list(map(b"".join, zip(*pieces, itertools.repeat(before, count), strict=False)))
+    found = list(map(b"".join, zip(*pieces, itertools.repeat(before, count), strict=False)))
+    if len(found) != count:
+        raise RuntimeError(f"{count} beams have a field of {len(found)} values")
+    return found
 
 
 def _numbers(array: NDArray[np.generic]) -> _Column:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 _RUN = 1 << 16
 _TAKE = 1 << 18
+_PICK = 1 << 14
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,11 @@ class StringTable(Sequence[str]):
 
     def pick(self, positions: NDArray[np.integer]) -> list[str]:
         """The strings at ``positions``, int ``[n]``: a few hundred in half the time of :meth:`take`."""
+        # In slices, as in take.
+        slices = [positions[first : first + _PICK] for first in range(0, len(positions), _PICK)]
+        return [text for part in slices for text in self._pick(part)]
+
+    def _pick(self, positions: NDArray[np.integer]) -> list[str]:
         last = self.offsets[positions + 1]
         lengths = last - self.offsets[positions]
         ends = lengths.cumsum()

@@ -41,8 +41,8 @@ class Point:
 
 
 WAKE = Point(64, 8, 64)
-"""What a server answers before anything is measured: so many connections reach each of eight processes in front of it,
-but for 2 in 1,000 times, and the first request that a process answers takes it some milliseconds more."""
+"""What a server answers before anything is measured. So many connections reach each of eight processes in front of it,
+but for about 2 in 1,000 times, and the first request that a process answers takes it some milliseconds more."""
 
 SMALL = (Point(200, 32, 1), Point(200, 32, 8))
 """For a CPU and for the short form: what the bundled checkpoint answers some dozens of times a second."""

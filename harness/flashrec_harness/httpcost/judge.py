@@ -104,9 +104,10 @@ def _awake(side: Sequence[Half]) -> str:
     return f"{percentile(times, 99) / percentile(times, 50):.3f}" if times else "unknown"
 
 
-def arrived(every: Sequence[Measured]) -> Check:
-    """Whether each request over HTTP got a 200, those of the warm-up as well."""
+def arrived(every: Sequence[Measured], woken: Counter[int]) -> Check:
+    """Whether each request over HTTP got a 200, those of the warm-up as well, and those before any point: ``woken``."""
     by_point = {one.point.name: sum((half.statuses for half in one.http), Counter(one.warm_up)) for one in every}
+    by_point |= {"before all points": woken}
     total = sum(by_point.values(), Counter[int]())
     bad = total.total() - total[200]
     rows = [

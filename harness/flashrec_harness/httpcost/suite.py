@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -59,13 +60,12 @@ def run(context: SuiteContext, settings: HttpCostSettings | None = None) -> list
     with sides as (served, inside):
         paces = [lockstep(inside, point, loads) for point in chosen]
         inside.start()
-        woken = served.load(loads.load(WAKE, WAKE.concurrency, turn=0))
+        woken = served.load(loads.load(WAKE, 2 * WAKE.concurrency, turn=0))
         found = [
             measure(point, served, inside, loads, pace=pace, seconds=settings.seconds, rounds=settings.rounds)
             for point, pace in zip(chosen, paces, strict=True)
         ]
-    found[0].warm_up.update(shot.status for shot in woken.shots)
-    checks = judged(found)
+    checks = judged(found, Counter(shot.status for shot in woken.shots))
     for check in checks:
         check.data |= {"settings": asdict(settings), "engine": dict(engine)}
     return checks
@@ -81,10 +81,11 @@ def menu(*, quick: bool, gpu: bool) -> tuple[tuple[Point, ...], Mapping[str, Any
     return SMALL, {**precision, **fixed, "kv_pool_tokens": _SMALL_POOL_TOKENS}
 
 
-def judged(found: list[Measured]) -> list[Check]:
-    """All checks: of every point its throughput or its tail, then of all points together."""
+def judged(found: list[Measured], woken: Counter[int]) -> list[Check]:
+    """All checks: of every point its throughput or its tail, then of all points together, with the statuses of what
+    came before them."""
     each = [judge.throughput(one) if one.point.concurrency >= JUDGED_FROM else judge.tail(one) for one in found]
-    return [*each, judge.arrived(found), judge.same_answers(found)]
+    return [*each, judge.arrived(found, woken), judge.same_answers(found)]
 
 
 def _vocabulary(context: SuiteContext) -> int:
