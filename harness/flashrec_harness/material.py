@@ -28,8 +28,16 @@ class Material:
 
     tokenizer: Any
     layout: SidLayout | None
-    catalog: Catalog | None
+    sid_vocab_file: Path | None
     sequences: Path
+
+    @cached_property
+    def catalog(self) -> Catalog | None:
+        """Read when it is first wanted: a process that measures random prompts has the engine's already. Raises
+        :class:`CatalogError`."""
+        if self.layout is None or self.sid_vocab_file is None:
+            return None
+        return load_catalog(self.sid_vocab_file, self.layout)
 
     @cached_property
     def histories(self) -> list[History]:
@@ -52,7 +60,7 @@ class Material:
 
 
 def load_material(context: SuiteContext) -> Material:
-    """Read everything but the weights."""
+    """Read the tokenizer, and how the catalog's semantic IDs are spelt."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(context.model_path)
@@ -61,7 +69,7 @@ def load_material(context: SuiteContext) -> Material:
         return Material(tokenizer, None, None, sequences)
     depth = peek_depth(context.sid_vocab_file)
     layout = infer_layout(tokenizer, depth=depth, override=context.sid)
-    return Material(tokenizer, layout, load_catalog(context.sid_vocab_file, layout), sequences)
+    return Material(tokenizer, layout, context.sid_vocab_file, sequences)
 
 
 def prompts_digest(prompts: Sequence[Sequence[int]]) -> str:
