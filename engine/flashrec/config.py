@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,6 +102,8 @@ class EngineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> EngineConfig:
+        if re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is None:
+            raise ValueError(f"device {self.device!r} is none of auto, cpu, cuda and cuda:N")
         if self.max_rows is not None and self.max_rows < self.max_beam_width:
             raise ValueError(
                 f"max_rows {self.max_rows} is below max_beam_width {self.max_beam_width}: no wave could hold that beam"

@@ -178,3 +178,14 @@ def test_scoring_given_tokens_repeats_the_search() -> None:
         assert again == Hypothesis(
             hypothesis.token_ids, pytest.approx(hypothesis.cumulative), pytest.approx(hypothesis.score)
         )
+
+
+@pytest.mark.parametrize("space", list(ScoreSpace))
+def test_what_no_catalog_has_is_impossible(space: ScoreSpace) -> None:
+    """A list with such a hypothesis must be judged, not end the suite: in the place of a code stands one of another
+    level, behind which the catalog has nothing."""
+    oracle = Oracle(Seeded(3), lambda _: Grammar({(0, 0, 0), (1, 1, 2)}, VOCABULARY))
+    good, bad = oracle.scores(case(space=space), [(7, 1, 4, 9), (1, 7, 4, 9)])
+    assert math.isfinite(good.score)
+    if space is ScoreSpace.CHILDREN:
+        assert (bad.cumulative, bad.score) == (-math.inf, -math.inf)

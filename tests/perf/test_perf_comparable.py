@@ -13,6 +13,7 @@ from flashrec_harness import cli, environment
 from flashrec_harness.environment import Commit
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.perf import suite
+from flashrec_harness.planting import PLANT_VARIABLE
 from flashrec_harness.report import model
 
 CLEAN = Commit("c0ffee" * 6, False)
@@ -152,6 +153,22 @@ def test_a_baseline_is_not_written_lightly(bench: Bench, dirt: str) -> None:
     assert bench.file.read_text() == before
     if dirt == "wider band":
         assert bench.run(suite.UpdateRequest("why", accept_wider=True))[-1].outcome is Outcome.PASS
+
+
+def test_planted_and_dirty_sessions_are_in_no_baseline(bench: Bench) -> None:
+    """Each is valid as a measurement, and of the same commit."""
+    with bench.monkeypatch.context() as patch:
+        patch.setenv(PLANT_VARIABLE, "slowdown")
+        refused = bench.run(suite.UpdateRequest("why"))[-1]
+        assert refused.outcome is Outcome.FAIL
+        assert "carries slowdown on purpose" in refused.reason
+    with bench.monkeypatch.context() as patch:
+        patch.setattr(environment, "git_commit", lambda root=None: Commit(CLEAN.sha, True))
+        bench.run()
+    written = bench.run(suite.UpdateRequest("why"))[-1]
+    assert written.outcome is Outcome.PASS
+    runs = [session["run_id"] for session in json.loads(bench.file.read_text())["sessions"]]
+    assert runs == ["run-1", "run-2", "run-3", "run-6"]
 
 
 def test_the_command_line_says_which_key_differs(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:

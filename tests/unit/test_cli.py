@@ -171,6 +171,8 @@ def test_tokenizer_without_codebooks(cli: Cli, copied: Path, tmp_path: Path) -> 
         (("--input-ids", "1", "--max-tokens", "2"), "max_tokens: 2 is less than a semantic ID"),
         (("--input-ids", "1", "--max-rows", "8"), "max_rows 8 is below max_beam_width 64"),
         (("--input-ids", "1", "--page-size", "0"), "page_size"),
+        (("--input-ids", "1", "--device", "gpu"), "device 'gpu' is none of auto, cpu, cuda and cuda:N"),
+        (("--input-ids", "1", "--device", "cuda:99"), "device: cuda:99 is not here"),
         (("--input-ids", "1", "--attention-backend", "flashinfer"), "flashinfer needs a CUDA device"),
     ],
 )

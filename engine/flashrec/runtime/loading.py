@@ -64,6 +64,8 @@ def load_engine_parts(config: EngineConfig) -> Loaded:
     """
     if config.torch_device.type == "cpu":
         torch.set_num_threads(config.cpu_threads)
+    elif (config.torch_device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device: {config.device} is not here, torch sees {torch.cuda.device_count()} CUDA GPUs")
     raw = read_raw_config(config.model_path)
     kind = model_class(raw)
     model_config = kind.parse_config(raw, config.model_path)

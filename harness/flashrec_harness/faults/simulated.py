@@ -23,7 +23,7 @@ from flashrec.runtime.engine import Engine
 from flashrec.runtime.flight import Flight
 from flashrec.runtime.member import Member
 from flashrec_harness import baselines, load
-from flashrec_harness.baselines import Baseline
+from flashrec_harness.baselines import Baseline, MeasuredSession
 from flashrec_harness.faults import measuring
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.perf import suite, worker
@@ -112,11 +112,11 @@ def _session(number: int, machine: SimulatedMachine, directory: Path) -> list[Ch
 
 
 def _store(directory: Path) -> None:
-    """A baseline of the sessions so far: the update command wants a clean commit, which a trial has not."""
+    """A baseline of the sessions so far: the update command wants a clean commit and no fault named, and a trial has
+    neither."""
     files = sorted(directory.glob("session-*/perf/session.json"))
-    where = json.loads(files[0].read_text(encoding="utf-8"))["environment"]
-    commit = json.loads(files[0].read_text(encoding="utf-8"))["session"]["commit"]
-    sessions = suite.stored_sessions(directory, _WORKLOAD["name"], where["hard"], commit)  # type: ignore[arg-type]
+    bodies = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    where, sessions = bodies[0]["environment"], [MeasuredSession(**body["session"]) for body in bodies]
     baseline = Baseline("simulated", where["hard"], where["soft"], where["info"], sessions)
     path = baselines.path_for(directory / "baselines", where["hard"]["device"], baseline.workload)
     path.parent.mkdir(parents=True)

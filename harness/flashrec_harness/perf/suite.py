@@ -18,6 +18,7 @@ from flashrec_harness.perf import history, judge, matrix, published, sweep
 from flashrec_harness.perf.measure import Measurement, RunTask, measure, run_in_child, yardsticks_of
 from flashrec_harness.perf.server_keys import of_server, untold
 from flashrec_harness.perf.workload import QUICK, Workload, load_workload
+from flashrec_harness.planting import planted_names
 from flashrec_harness.runner import repeat_command
 from flashrec_harness.servers import processes_behind
 
@@ -92,7 +93,8 @@ def judge_workload(context: SuiteContext, settings: PerfSettings, update: Update
         run_id=context.out_dir.parent.name, commit=where.commit.sha, boot_id=environment.boot_id()
     )
     valid = judge.validity(measurement, workload, foreign_before, one_server=context.url is not None)
-    keep_session(context.out_dir, workload, where, session, valid=valid.outcome is Outcome.PASS)
+    sound = valid.outcome is Outcome.PASS and not planted_names()
+    keep_session(context.out_dir, workload, where, session, valid=sound)
     checks = [valid, *(judge.figures(cell, measurement, session) for cell in workload.cells)]
     _add_trends(checks[1:], settings, workload, where)
     checks += published.check(workload, session.samples, where.hard["device"])
@@ -147,12 +149,14 @@ def keep_session(
 
 
 def stored_sessions(reports: Path, workload: str, hard: dict[str, Any], commit: str) -> list[MeasuredSession]:
-    """Valid sessions below ``reports`` of the same workload, hard environment and commit, oldest first."""
+    """Valid sessions below ``reports`` of the same workload, hard environment and clean commit, oldest first."""
     wanted = json.loads(json.dumps(hard))
     return [
         MeasuredSession(**body["session"])
         for body in history.stored(workload, reports)
-        if body["environment"]["hard"] == wanted and body["session"]["commit"] == commit
+        if body["environment"]["hard"] == wanted
+        and body["session"]["commit"] == commit
+        and not body["environment"]["commit"]["dirty"]
     ]
 
 
@@ -209,6 +213,8 @@ def _update(
     try:
         if valid.outcome is not Outcome.PASS:
             raise BaselineError("baseline not written: this run is not valid")
+        if planted_names():
+            raise BaselineError(f"baseline not written: this run carries {', '.join(planted_names())} on purpose")
         if untold_by_server:
             raise BaselineError(
                 f"baseline not written: the server's /server_info lacks {', '.join(untold_by_server)}, so what was "

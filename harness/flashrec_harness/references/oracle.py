@@ -6,6 +6,7 @@ token id). :mod:`flashrec_harness.references.finished` holds the two ways to tre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -58,7 +59,10 @@ class Oracle:
         return self.scores(case, [tokens])[0]
 
     def scores(self, case: SearchCase, sequences: Sequence[Tokens]) -> list[Hypothesis]:
-        """:meth:`score` of each of ``sequences``, those of one length in one forward pass."""
+        """:meth:`score` of each of ``sequences``, those of one length in one forward pass.
+
+        One that goes on where the catalog has nothing to go on with has a probability of 0.
+        """
         grammar = self.grammar_of(case) if case.catalog is not None else None
         scored = [tokens[: grammar.steps] if grammar else tokens for tokens in sequences]
         sums = [0.0] * len(scored)
@@ -68,7 +72,8 @@ class Oracle:
             logits = self.source.next_logits(case.prompt, prefixes)
             for row, prefix, row_logits in zip(rows, prefixes, logits, strict=True):
                 over = grammar.normaliser(case.space, prefix) if grammar else None
-                sums[row] += float(log_softmax(row_logits, over)[scored[row][length]])
+                impossible = over is not None and len(over) == 0
+                sums[row] += -math.inf if impossible else float(log_softmax(row_logits, over)[scored[row][length]])
         pairs = zip(sequences, sums, strict=True)
         return [_hypothesis(tokens, cumulative, case.length_penalty) for tokens, cumulative in pairs]
 
