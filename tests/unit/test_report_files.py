@@ -12,6 +12,7 @@ import pytest
 from report_samples import checks, report
 from rich.console import Console
 
+from flashrec.errors import ConfigError
 from flashrec_harness.outcome import Check, ExitCode, Outcome
 from flashrec_harness.report import comparison, junit, markdown, model, terminal, writer
 
@@ -77,6 +78,12 @@ def test_terminal_shows_verdict_reasons_and_repeat() -> None:
     assert "rank 3 differs" in text
     assert "--seed 7" in text
     assert "reports/x/report.html" in text
+
+
+def test_runs_that_have_no_check_in_common_are_not_compared() -> None:
+    parity, perf = (report({suite: checks()[suite]}) for suite in ("parity", "perf"))
+    with pytest.raises(ConfigError, match=r"no check in common \(parity and perf\): name two runs of one suite"):
+        comparison.show(parity, perf, Console(file=StringIO()))
 
 
 def test_compare_names_what_changed_and_fails_only_on_new_red() -> None:

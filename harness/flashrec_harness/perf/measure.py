@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from flashrec_harness.baselines import MeasuredSession, Samples
 from flashrec_harness.children import ChildError, run_module
@@ -18,6 +21,7 @@ from flashrec_harness.perf.workload import Workload
 from flashrec_harness.sglang_env import named_url
 
 PROCESS_TIMEOUT_S = 1800.0
+_progress = Console(stderr=True)
 RATIOS: Mapping[Yardstick, str] = {"transformers": "ratio", "sglang": "sglang_ratio"}
 """The metric that holds the subject's throughput over a yardstick's."""
 RunTask = Callable[[Task, Path], Mapping[str, Any]]
@@ -97,6 +101,7 @@ def run_in_child(task: Task, prefix: Path, env: Mapping[str, str] | None = None)
 
     ``env`` is added to the child's environment.
     """
+    started = time.monotonic()
     task_file, result_file = prefix.with_suffix(".task.json"), prefix.with_suffix(".result.json")
     task_file.parent.mkdir(parents=True, exist_ok=True)
     task_file.write_text(json.dumps(asdict(task), indent=1), encoding="utf-8")
@@ -108,6 +113,7 @@ def run_in_child(task: Task, prefix: Path, env: Mapping[str, str] | None = None)
         env=env,
     )
     body: Mapping[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
+    _progress.print(f"perf: {prefix.name} took {time.monotonic() - started:.0f} s", highlight=False, markup=False)
     return body
 
 

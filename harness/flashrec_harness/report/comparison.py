@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from flashrec.errors import ConfigError
 from flashrec_harness.environment import differing_keys
 from flashrec_harness.outcome import Check, ExitCode, Outcome
 from flashrec_harness.report.model import RunReport
@@ -55,7 +56,13 @@ def _figures(report: RunReport) -> Iterator[tuple[tuple[str, str], float]]:
 
 
 def show(before: RunReport, after: RunReport, console: Console) -> ExitCode:
-    """Print the differences; exit code 1 if a check that was not red before is red now."""
+    """Print the differences; exit code 1 if a check that was not red before is red now.
+
+    Raises :class:`ConfigError` for runs that have no check in common.
+    """
+    if not _checks(before).keys() & _checks(after).keys():
+        ran = " and ".join(", ".join(report.suites) or "nothing" for report in (before, after))
+        raise ConfigError(f"compare: the runs have no check in common ({ran}): name two runs of one suite")
     console.print(f"before {before.run_id}: {before.headline}", markup=False)
     console.print(f"after  {after.run_id}: {after.headline}", markup=False)
     for tier in ("hard", "soft"):
@@ -67,10 +74,11 @@ def show(before: RunReport, after: RunReport, console: Console) -> ExitCode:
         if rows:
             console.print(rows_table(f"environment, {tier}", rows))
     outcomes = changed_outcomes(before, after)
-    for title, table in (("outcomes", outcomes), ("figures", changed_figures(before, after))):
+    tables = (("outcomes", outcomes, "no difference"), ("figures", changed_figures(before, after), "none in both runs"))
+    for title, table, otherwise in tables:
         if table:
             console.print(rows_table(title, table))
         else:
-            console.print(f"{title}: no difference", markup=False)
+            console.print(f"{title}: {otherwise}", markup=False)
     worse = [row for row in outcomes if row["after"] in _BAD and row["before"] not in _BAD]
     return ExitCode.FAILED if worse else ExitCode.OK
