@@ -136,5 +136,8 @@ def load(path: Path) -> RunReport:
     directory = path if path.is_dir() else path.parent
     file = directory / "results.json"
     if not path.exists() or not file.is_file():
-        raise ConfigError(f"{path}: no report: name a run's directory, such as reports/latest, which holds {file.name}")
+        raise ConfigError(
+            f"{path}: no report: name a run's directory, such as reports/latest, which holds {file.name} once the run "
+            "has ended; one that was interrupted has none"
+        )
     return from_json(file.read_bytes())
