@@ -189,3 +189,5 @@ def test_what_no_catalog_has_is_impossible(space: ScoreSpace) -> None:
     assert math.isfinite(good.score)
     if space is ScoreSpace.CHILDREN:
         assert (bad.cumulative, bad.score) == (-math.inf, -math.inf)
+    else:
+        assert math.isfinite(bad.score), "the other spaces are normalised over more than the children"
