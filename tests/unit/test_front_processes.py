@@ -57,7 +57,7 @@ def test_a_shared_port_is_shared_with_no_other_server() -> None:
 def process(checkpoint: Path, tmp_path: Path) -> Iterator[tuple[Served, str]]:
     arguments = ["-m", "flashrec", "serve", "--model-path", str(checkpoint), "--port", "0", "--device", "cpu"]
     arguments += ["--sid-vocab-file", str(checkpoint / "items.tsv"), "--kv-pool-tokens", "4096", "--max-in-flight", "2"]
-    arguments += ["--http-processes", "2", "--no-invariance-check"]
+    arguments += ["--http-processes", "2", "--busy-poll", "--no-invariance-check"]
     (tmp_path / "tmp").mkdir()
     server = Served(arguments, tmp_path / "log", TMPDIR=str(tmp_path / "tmp"))
     try:
@@ -172,6 +172,21 @@ def test_places_are_counted_over_all_fronts(process: tuple[Served, str]) -> None
         holder.close()
     wait_until(lambda: httpx.get(f"{url}/server_info").json()["server"]["in_flight"] == 0)
     assert asked(url, n=1).status_code == 200
+
+
+def test_a_front_that_stays_awake_for_a_request_sleeps_when_there_is_none(process: tuple[Served, str]) -> None:
+    server, url = process
+    assert httpx.get(f"{url}/server_info").json()["server"]["busy_poll"] is True
+    fronts = fronts_of(server)
+    for _ in range(20):
+        assert asked(url, n=1).status_code == 200
+
+    def spent() -> float:
+        return sum(each.cpu_times().user + each.cpu_times().system for each in fronts)
+
+    before = spent()
+    time.sleep(1.0)
+    assert spent() - before < 0.3, "of two processes in one second"
 
 
 def test_a_template_that_no_front_can_use_stops_the_start(checkpoint: Path, tmp_path: Path) -> None:

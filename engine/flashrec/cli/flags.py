@@ -40,7 +40,11 @@ SERVER_FLAGS: dict[str, tuple[Any, str]] = {
     "workers": (int, "threads for tokenisation and JSON, in each process that serves"),
     "http_processes": (
         int,
-        "processes that speak HTTP before the engine's, 0 for none; default up to 4 by a GPU, else 1",
+        "processes that speak HTTP before the engine's, 0 for none; default up to 8 by a GPU, else 1",
+    ),
+    "busy_poll": (
+        bool,
+        "keep a core awake while there is one request, which is answered sooner; default by a GPU on 8 cores or more",
     ),
 }
 """Flags of :class:`flashrec.server.config.ServerConfig`; an absent one keeps that class's default."""
@@ -81,7 +85,7 @@ def _model_flag(name: str, field: Any) -> inspect.Parameter:
 
 def _flag(name: str, annotation: Any, default: Any, text: str) -> inspect.Parameter:
     dashed = name.replace("_", "-")
-    if annotation is bool:
+    if annotation in (bool, bool | None):
         option = typer.Option(f"--{dashed}/--no-{dashed}", help=text)
     elif annotation == list[str] | None:
         option = typer.Option(f"--{dashed.removesuffix('s')}", help=text)  # given once for each entry

@@ -17,6 +17,7 @@ from prometheus_client import values
 
 from flashrec.errors import FlashRecError
 from flashrec.front.board import Board
+from flashrec.front.polling import BusyPolling
 from flashrec.front.remote import RemoteScheduler
 from flashrec.front.wire import Drain, Hello, Link, LinkClosed, Ready, Serve
 from flashrec.logs import configure_logging
@@ -65,10 +66,11 @@ def run_front(post: Post) -> None:
     try:
         scheduler = RemoteScheduler(link, hello, load_tokenizer(hello.engine_config.model_path), post.board)
         scheduler.hear(serve)
+        places = Places(post.board.held, post.index)
         app = create_app(
             scheduler,
             post.config,
-            places=Places(post.board.held, post.index),
+            places=places,
             metrics_dir=post.metrics_dir,
             small_bytes=_SMALL_BYTES,
         )
@@ -76,7 +78,7 @@ def run_front(post: Post) -> None:
         link.send(Ready(error))
         sys.exit(1)
     server = DrainingServer(app, post.config)
-    server.on_started = lambda: _listen(link, scheduler, server)
+    server.on_started = lambda: _begin(link, scheduler, server, places if post.config.busy_poll else None)
     scheduler.lost = app.context.lifecycle.report_fault
     trace_range.watch = scheduler.show
     gc.collect()
@@ -92,9 +94,14 @@ def _tidy(post: Post) -> None:
         shutil.rmtree(post.directory, ignore_errors=True)
 
 
-def _listen(link: Link, scheduler: RemoteScheduler, server: DrainingServer) -> None:
-    """Hear the engine's process on the event loop, which a thread would have to wake, and say that this one serves."""
+def _begin(link: Link, scheduler: RemoteScheduler, server: DrainingServer, places: Places | None) -> None:
+    """Hear the engine's process on the event loop, which a thread would have to wake, and say that this one serves.
+
+    With ``places``, stay awake for a lone request.
+    """
     loop = asyncio.get_running_loop()
+    if places is not None:
+        BusyPolling(loop, places)
 
     def heard() -> None:
         try:

@@ -222,7 +222,9 @@ class RemoteScheduler:
         if request.constrained is False:
             return request, None
         served = self.engine.catalogs.find(request.catalog)
-        return (request, None) if served is None else (replace(request, catalog=served.label), served)
+        if served is None or request.catalog == served.label:
+            return request, served
+        return replace(request, catalog=served.label), served
 
     def _answer(self, answer: Answer) -> None:
         with self._state:

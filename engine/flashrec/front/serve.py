@@ -19,6 +19,9 @@ _FRONTS = 8
 """Four fronts lost half of the goodput at four times an H200's capacity (16 cores, 2026-12-01), eight none, and cost
 closed loops nothing: see docs/performance.md. Hosts of fewer cores were not measured."""
 
+_CORES_TO_POLL = 8
+"""Cores from which on one may be kept awake for a lone request."""
+
 
 def serve(engine_config: EngineConfig, config: ServerConfig) -> int:
     """Load a checkpoint and serve it until SIGTERM, SIGINT or an engine fault.
@@ -30,7 +33,8 @@ def serve(engine_config: EngineConfig, config: ServerConfig) -> int:
         FlashRecError: the checkpoint or the catalog cannot be loaded, or a front process cannot serve.
     """
     count = _fronts_by_default(engine_config) if config.http_processes is None else config.http_processes
-    config = replace(config, http_processes=count)
+    poll = _polls_by_default(engine_config) if config.busy_poll is None else config.busy_poll
+    config = replace(config, http_processes=count, busy_poll=poll)
     if count == 0:
         return serve_alone(engine_config, config)
     from flashrec.front.fleet import Fleet
@@ -47,6 +51,11 @@ def _fronts_by_default(engine_config: EngineConfig) -> int:
     if engine_config.torch_device.type == "cuda":
         return min(_FRONTS, cores // _CORES_PER_FRONT)
     return 1 if cores > 1 else 0
+
+
+def _polls_by_default(engine_config: EngineConfig) -> bool:
+    """On a CPU the engine's threads want every core."""
+    return engine_config.torch_device.type == "cuda" and (os.cpu_count() or 1) >= _CORES_TO_POLL
 
 
 @contextlib.contextmanager

@@ -100,6 +100,7 @@ def _server_info(context: Context) -> dict[str, Any]:
             "queue_depth": context.scheduler.queue_depth,
             "in_flight": context.lifecycle.places.taken,
             "http_processes": config.http_processes or 0,
+            "busy_poll": bool(config.http_processes and config.busy_poll),
             "rows_in_flight": context.scheduler.rows_in_flight,
             "max_in_flight": config.max_in_flight,
             "max_body_bytes": config.max_body_bytes,

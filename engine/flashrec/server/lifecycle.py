@@ -16,17 +16,26 @@ class Places:
     def __init__(self, counts: MutableSequence[int] | None = None, own: int = 0) -> None:
         self._counts = [0] if counts is None else counts
         self._own = own
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when this process holds one more or one less."""
 
     @property
     def taken(self) -> int:
         """The requests that all processes hold."""
         return sum(self._counts)
 
+    @property
+    def held(self) -> int:
+        """The requests that this process holds."""
+        return self._counts[self._own]
+
     def take(self) -> None:
         self._counts[self._own] += 1
+        self.on_change()
 
     def give(self) -> None:
         self._counts[self._own] -= 1
+        self.on_change()
 
 
 class Lifecycle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ class Metrics:
     def __init__(self, shared: Path | None = None) -> None:
         self._shared = shared
         self._watched: list[Collector] = []
+        self._unsettled: deque[tuple[Callable[[float], None], float]] = deque()
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "flashrec_http_requests", "HTTP requests answered", ["endpoint", "status"], registry=self.registry
@@ -67,12 +69,22 @@ class Metrics:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Observe the time of a block under ``phase=name``."""
+        """Observe the time of a block under ``phase=name``, :meth:`later`."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.phases.labels(name).observe(time.perf_counter() - start)
+            self.later(lambda seconds: self.phases.labels(name).observe(seconds), time.perf_counter() - start)
+
+    def later(self, record: Callable[[float], None], value: float) -> None:
+        """Record ``value`` when the answer is on its way: see :meth:`settle`. From any thread."""
+        self._unsettled.append((record, value))
+
+    def settle(self) -> None:
+        """Record what waits. What is not needed for an answer is done behind it."""
+        while self._unsettled:
+            record, value = self._unsettled.popleft()
+            record(value)
 
     def watch(self, read: Callable[[], Mapping[str, Any]]) -> None:
         """Export what ``read`` returns as ``flashrec_engine_*`` gauges, read at each scrape."""

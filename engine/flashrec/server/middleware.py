@@ -108,6 +108,7 @@ class Gate:
         route = getattr(scope.get("route"), "path", known)
         self._metrics.requests.labels(route, str(status)).inc()
         self._metrics.latency.labels(route).observe(seconds)
+        self._metrics.settle()
         if logger.isEnabledFor(logging.INFO):
             line = {
                 "request_id": request_id.decode(),
