@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import psutil
+
 _QUERY_TIMEOUT_S = 20.0
 _HELD = "FLASHREC_DEVICE_LOCK_HELD"
 
@@ -147,6 +149,12 @@ def device_lock(name: str | None = None, *, directory: Path | None = None) -> It
             yield
         finally:
             del os.environ[_HELD]
+
+
+def stolen_s() -> float:
+    """CPU seconds, over all cores since the machine started, in which a virtual machine wanted to run and its host ran
+    something else; 0 on a machine that has no host, or one that does not tell."""
+    return float(getattr(psutil.cpu_times(), "steal", 0.0))
 
 
 def foreign_processes(ours: Collection[int] = ()) -> list[str]:

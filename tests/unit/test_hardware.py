@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,3 +117,11 @@ def test_a_child_inherits_the_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_slugs_name_folders() -> None:
     assert hardware.device_slug("NVIDIA H200") == "nvidia-h200"
+
+
+@pytest.mark.parametrize(("told", "seconds"), [({"user": 9.0, "steal": 2.5}, 2.5), ({"user": 9.0}, 0.0)])
+def test_what_a_host_takes_is_read_where_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, float], seconds: float
+) -> None:
+    monkeypatch.setattr(hardware.psutil, "cpu_times", lambda: SimpleNamespace(**told))
+    assert hardware.stolen_s() == seconds

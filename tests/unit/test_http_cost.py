@@ -23,6 +23,7 @@ from flashrec.request import BeamArrays
 from flashrec.runtime.scheduler import Scheduler
 from flashrec.server import jobs
 from flashrec.server.config import ServerConfig
+from flashrec_harness import hardware
 from flashrec_harness.determinism.records import OutputBeam, float_bits
 from flashrec_harness.httpcost import judge, suite
 from flashrec_harness.httpcost.bits import bits_of_arrays, bits_of_json
@@ -186,6 +187,16 @@ def test_the_first_answers_of_each_round_count_and_are_shown() -> None:
     assert found.data["waking ms"] == found.data["waking ms in process"] == [waking] * 4
 
 
+def test_a_burst_of_slow_answers_shows_when_it_was() -> None:
+    times = [8.0] * 1000
+    times[420:430] = [12.0] * 10
+    plot = next(plot for plot in judge.tail(alone(times)).plots if "round after round" in plot.title)
+    slowest, median = plot.series
+    assert [place for place, ms in zip(slowest.x, slowest.y, strict=True) if ms == 12.0] == [420]
+    assert set(median.y) == {8.0, 12.0}
+    assert len(slowest.x) == 100
+
+
 def test_enough_answers_are_sent_at_concurrency_1() -> None:
     slow = Simulated(5)
     found = measure(ALONE, slow, Simulated(5), LOADS, pace=5.0, seconds=1.0, rounds=3)
@@ -318,6 +329,8 @@ def test_a_server_is_measured_against_the_engine(tmp_path: Path, monkeypatch: py
     for name, least in (("TAIL_REQUESTS", 20), ("_LEAST_WAVES", 3)):
         monkeypatch.setattr(f"flashrec_harness.httpcost.measure.{name}", least)
     context = SuiteContext(model_path=SHOP, sid_vocab_file=SHOP / "items.tsv", quick=True, out_dir=tmp_path)
+    stolen = iter(range(1000))
+    monkeypatch.setattr(hardware, "stolen_s", lambda: float(next(stolen)))
     settings = HttpCostSettings(seconds=0.5, rounds=2, clients=2, http_processes=1)
     checks = run(context, settings)
     found = outcomes(checks)
@@ -330,6 +343,7 @@ def test_a_server_is_measured_against_the_engine(tmp_path: Path, monkeypatch: py
         assert rows["prompt tokens found cached"]["HTTP"] == rows["prompt tokens found cached"]["in process"] == 0
         assert rows["CPU ms per request: front 1"]["HTTP"] > 0
         assert rows["CPU ms per request: engine"]["HTTP"] > 0
+        assert rows["CPU ms per request: taken by the host"]["in process"] > 0
 
 
 def engine() -> Engine:

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from flashrec_harness import stats
 from flashrec_harness.determinism.ledger_diff import first_beam
 from flashrec_harness.httpcost.cells import TAIL_REQUESTS, WAKING
@@ -22,6 +24,7 @@ TAIL = 1.1
 """Highest p99 over p50 at concurrency 1."""
 CONFIDENCE = 0.95
 _SHOWN = 20
+_CHUNKS = 100
 _PERCENTILES = [step / 2 for step in range(201)]
 
 
@@ -90,7 +93,7 @@ def tail(found: Measured) -> Check:
         f"process {own:.3f}, p50 {percentile(inside, 50):.3g} ms; without the first {WAKING} of each round "
         f"{_awake(found.http)}, in process {_awake(found.inside)}",
         reason=reason,
-        plots=[_latencies(times, inside)],
+        plots=[_latencies(times, inside), _through(times)],
     )
     check = _with_figures(check, found)
     check.data["waking ms"] = [half.latencies_ms[:WAKING] for half in found.http]
@@ -223,6 +226,21 @@ def _figure(name: str, http: float | None, inside: float | None) -> dict[str, An
             for side, value in (("HTTP", http), ("in process", inside), ("HTTP over in process", over))
         },
     }
+
+
+def _through(times: Sequence[float]) -> Plot:
+    """Whether slow answers come now and then, or while something else is going on."""
+    chunks = [chunk for chunk in np.array_split(np.asarray(times), _CHUNKS) if len(chunk)]
+    places = [sum(map(len, chunks[:number])) for number in range(len(chunks))]
+    return Plot(
+        title="latency over HTTP, round after round",
+        x_label="answer",
+        y_label="ms",
+        series=[
+            Series("slowest of each hundredth", places, [float(chunk.max()) for chunk in chunks], style="line"),
+            Series("median", places, [float(np.median(chunk)) for chunk in chunks], style="line", faint=True),
+        ],
+    )
 
 
 def _latencies(http: Sequence[float], inside: Sequence[float]) -> Plot:

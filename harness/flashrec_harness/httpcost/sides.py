@@ -15,6 +15,7 @@ import psutil
 from flashrec import Engine, EngineConfig, Request
 from flashrec.request import BeamArrays, LazyBeams, Result
 from flashrec.runtime.scheduler import Scheduler
+from flashrec_harness import hardware
 from flashrec_harness.http_client import Client, json_of
 from flashrec_harness.httpcost.bits import Kept, bits_of_arrays
 from flashrec_harness.httpcost.cells import Share, compared
@@ -25,6 +26,8 @@ from flashrec_harness.overload.cores import divide, kept_to
 from flashrec_harness.overload.fleet import Shot
 from flashrec_harness.servers import SPAWNED, RunningServer, flashrec_server
 
+STOLEN = "taken by the host"
+"""Among the processes: what the host of this machine, if it has one, kept from all of them."""
 START_TIMEOUT_S = 600.0
 """Two engines compile and capture at the same time."""
 
@@ -39,7 +42,8 @@ class Fired:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Waves that the engine ran and prompt tokens it found cached, and the CPU seconds of each process, since ever."""
+    """Waves that the engine ran, prompt tokens it found cached, and CPU seconds by process and :data:`STOLEN`, since
+    ever."""
 
     waves: int
     hit_tokens: int
@@ -73,6 +77,7 @@ class Served:
         cpu = {"engine": _cpu_s([self._process])}
         cpu |= {f"front {number}": _cpu_s([front]) for number, front in enumerate(fronts, 1)}
         cpu["clients"] = _cpu_s(self._clients.processes)
+        cpu[STOLEN] = hardware.stolen_s()
         return Counters(engine["waves"], engine["hit_tokens"], cpu)
 
 
@@ -130,7 +135,8 @@ class InProcess:
 
     def counters(self) -> Counters:
         stats = self._engine.stats()
-        return Counters(stats["waves"], stats["hit_tokens"], {"engine": time.process_time()})
+        cpu = {"engine": time.process_time(), STOLEN: hardware.stolen_s()}
+        return Counters(stats["waves"], stats["hit_tokens"], cpu)
 
 
 def _request(share: Share, index: int, prompt: Sequence[int]) -> Request:

@@ -40,6 +40,8 @@ class ProcessResult:
     peak_gpu_mib: float | None
     configuration: dict[str, Any]
     pid: int
+    stolen_s: float = 0.0
+    """What the host of a virtual machine kept from it meanwhile: see :func:`flashrec_harness.hardware.stolen_s`."""
     engine: str = ""
     """The directory that ``flashrec`` was imported from."""
     sweep: dict[str, Any] = field(default_factory=dict)
@@ -57,6 +59,7 @@ class ProcessResult:
             "start-up s": round(self.startup_s, 2),
             "peak host memory MiB": round(self.peak_rss_mib),
             "peak GPU memory MiB": None if self.peak_gpu_mib is None else round(self.peak_gpu_mib),
+            "CPU taken by the host s": round(self.stolen_s, 2),
             **self.graph_cost(),
         }
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import flashrec
+from flashrec_harness import hardware
 from flashrec_harness.load import LoadResult, batches, closed_loop, open_loop
 from flashrec_harness.material import Material, Prompt, load_material, prompts_digest
 from flashrec_harness.outcome import SuiteContext
@@ -132,6 +133,7 @@ def measure(task: Task) -> dict[str, Any]:
     profiled.watch()
     workload = from_json(task.workload)
     material = load_material(task.context())
+    stolen_s = hardware.stolen_s()
     started = time.perf_counter()
     subject = _open(task, workload, material)
     startup_s = time.perf_counter() - started
@@ -147,6 +149,7 @@ def measure(task: Task) -> dict[str, Any]:
             "cells": cells,
             "prompts": digests,
             "startup_s": startup_s,
+            "stolen_s": hardware.stolen_s() - stolen_s,
             "profiled": subject.was_profiled(),
             "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "peak_gpu_mib": subject.peak_gpu_mib(),
