@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -89,6 +90,90 @@ def test_a_machine_too_noisy_for_three_percent_says_so_and_does_not_decide() -> 
     assert check.outcome is Outcome.INCONCLUSIVE
     assert "more than the 3% aimed at" in check.summary
     assert "over 20 ABBA pairs" in check.summary
+
+
+class Budget:
+    """A clock on which a process takes ``process_s``, and what a budget of ``seconds`` has left."""
+
+    def __init__(self, run: paired.RunSide, process_s: float, seconds: float) -> None:
+        self.run, self.process_s, self.seconds = run, process_s, seconds
+        self.now = 0.0
+        self.told: list[str] = []
+
+    def __call__(self, side: paired.Side, number: int) -> ProcessResult:
+        self.now += self.process_s
+        return self.run(side, number)
+
+    def pairs(self) -> paired.Pairs:
+        return paired.measure_pairs(
+            self,
+            PLAN,
+            seconds_left=lambda: max(self.seconds - self.now, 0.0),
+            clock=lambda: self.now,
+            tell=self.told.append,
+        )
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "cell"), [(1.0, (Outcome.INCONCLUSIVE, Outcome.PASS)), (1.2, (Outcome.FAIL,))], ids=["equal", "slower"]
+)
+def test_a_time_budget_ends_the_pairs_and_is_no_pass(slowdown: float, cell: tuple[Outcome, ...]) -> None:
+    budget = Budget(Machine(6, slowdown, noise=0.03), process_s=30.0, seconds=600.0)
+    pairs = budget.pairs()
+    # 20 wanted, 10 would fill the 600 s; after 9 there are 60 s, and one and a quarter pairs take 75.
+    assert (pairs.planned, len(pairs.a), len(pairs.b), budget.now) == (20, 9, 9, 540.0)
+    (line,) = budget.told
+    assert line.startswith("pair spread ")
+    assert line.endswith(": 20 pairs, up to 15.0 min more")
+    valid, cut, check = against.judge(pairs, OLD, NEW, [])
+    assert valid.outcome is Outcome.PASS
+    assert (cut.outcome, cut.summary) == (Outcome.INCONCLUSIVE, "stopped after 9 of 20 ABBA pairs")
+    assert check.outcome in cell, "a slowdown that nine pairs show is one"
+    assert "over 9 ABBA pairs" in check.summary
+
+
+def test_a_budget_with_room_for_all_pairs_changes_nothing() -> None:
+    pairs = Budget(Machine(6, 1.0, noise=0.03), process_s=1.0, seconds=3600.0).pairs()
+    assert len(pairs.b) == pairs.planned == 20
+    assert len(against.judge(pairs, OLD, NEW, [])) == 2
+
+
+def test_a_budget_that_ends_within_the_first_five_pairs_is_not_asked() -> None:
+    """The suite's own alarm ends it: fewer pairs decide nothing."""
+    assert len(Budget(Machine(6, 1.0, noise=0.03), process_s=30.0, seconds=60.0).pairs().b) == stats.MIN_PAIRS
+
+
+RECORDED = Path(__file__).parent / "h200_pairs.json"
+
+
+def recorded(side: paired.Side, number: int) -> ProcessResult:
+    """Process ``number`` of those that were measured on an H200."""
+    told = json.loads(RECORDED.read_text(encoding="utf-8"))
+    one = told["processes"][number]
+    assert one["side"] == side
+    latencies = [[ms for ms in waves for _ in range(told["requests_per_wave"])] for waves in one["wave_ms"]]
+    machine = Machine(0, 1.0)
+    result = machine(side, number)
+    result.cells = {CELL: CellRounds(throughput=one["throughput"], latencies_ms=latencies, outputs="same")}
+    return result
+
+
+def test_the_noise_of_an_h200_asks_for_twenty_pairs_and_nine_of_them_say_what_they_cannot_see() -> None:
+    """A commit against itself: medians repeat to 0.3 %, p99 (of 40 waves, the slowest) to 2 %."""
+    budget = Budget(recorded, process_s=28.0, seconds=560.0)
+    pairs = budget.pairs()
+    assert (len(pairs.b), pairs.planned, pairs.widest) == (9, 20, (CELL, "p99_ms"))
+    assert pairs.spread == pytest.approx(0.0271, abs=1e-4)
+    valid, cut, check = against.judge(pairs, OLD, NEW, [])
+    assert (valid.outcome, cut.outcome, check.outcome) == (Outcome.PASS, Outcome.INCONCLUSIVE, Outcome.PASS)
+    rows = {row["metric"]: row for row in check.rows}
+    assert {metric: row["verdict"] for metric, row in rows.items()} == dict.fromkeys(rows, "within noise")
+    assert rows["throughput"]["change %"] == pytest.approx(-0.29, abs=0.01)
+    # By hand, Student's t with 8 degrees of freedom at 1 % over three metrics: 2.2 % / 3 * (4.1 + 1.9); the other is
+    # little more than the floor of 1 %.
+    assert rows["throughput"]["detectable %"] == pytest.approx(1.1, abs=0.1)
+    assert rows["p99_ms"]["detectable %"] == pytest.approx(4.5, abs=0.3)
+    assert "a change below 1.1 % could be missed (p99_ms: 4.8 %), more than the 3% aimed at" in check.summary
 
 
 def test_a_side_that_broke_a_rule_makes_the_measurement_invalid() -> None:

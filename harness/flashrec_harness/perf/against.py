@@ -93,7 +93,18 @@ def judge(pairs: Pairs, old: Revision, new: Revision, foreign: list[str]) -> lis
         for key, one in intervals.items()
     }
     cells = [_cell(pairs, cell.name, name, intervals, verdicts) for cell in pairs.workload.cells]
-    return [valid, *cells]
+    return [valid, *([_cut_short(pairs)] if pairs.cut_short else []), *cells]
+
+
+def _cut_short(pairs: Pairs) -> Check:
+    """Fewer pairs see less, and say what; that they are fewer has nothing to do with what they show."""
+    return Check(
+        SUITE,
+        "time budget",
+        Outcome.INCONCLUSIVE,
+        f"stopped after {len(pairs.b)} of {pairs.planned} ABBA pairs",
+        reason="the time budget has no room for another pair: allow more (--budget)",
+    )
 
 
 def _validity(pairs: Pairs, old: Revision, new: Revision, foreign: list[str]) -> Check:
@@ -147,7 +158,10 @@ def _cell(
         f"{main[1]} {_percents(one)} over {one.pairs} ABBA pairs; pair spread {stats.percent(one.pair_sd):.2f} %; "
         f"a change below {stats.percent(detectable[main]):.1f} % could be missed"
     )
-    if detectable[main] > stats.TARGET_EFFECT:
+    blindest = max(keys, key=lambda key: detectable[key])
+    if detectable[blindest] > stats.TARGET_EFFECT:
+        if blindest != main:
+            summary += f" ({blindest[1]}: {stats.percent(detectable[blindest]):.1f} %)"
         summary += f", more than the {stats.TARGET_EFFECT:.0%} aimed at"
     if pairs.outputs_differ(cell):
         summary += "; the two commits return different results"

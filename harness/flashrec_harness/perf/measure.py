@@ -99,6 +99,11 @@ class Measurement:
         return MeasuredSession(run_id, commit, boot_id, self.samples(), rounds)
 
 
+def progress(text: str) -> None:
+    """A line on stderr, for whoever waits."""
+    _progress.print(f"perf: {text}", highlight=False, markup=False)
+
+
 def run_in_child(task: Task, prefix: Path, env: Mapping[str, str] | None = None) -> Mapping[str, Any]:
     """Measure in a fresh process; leaves ``<prefix>.task.json``, ``.result.json`` and ``.log``.
 
@@ -116,7 +121,7 @@ def run_in_child(task: Task, prefix: Path, env: Mapping[str, str] | None = None)
         env=env,
     )
     body: Mapping[str, Any] = json.loads(result_file.read_text(encoding="utf-8"))
-    _progress.print(f"perf: {prefix.name} took {time.monotonic() - started:.0f} s", highlight=False, markup=False)
+    progress(f"{prefix.name} took {time.monotonic() - started:.0f} s")
     return body
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from flashrec_harness import stats
-from flashrec_harness.perf.measure import ProcessResult
+from flashrec_harness import budget, stats
+from flashrec_harness.perf.measure import ProcessResult, progress
 from flashrec_harness.perf.rounds import GATED
 from flashrec_harness.perf.workload import Workload
 
@@ -17,6 +18,9 @@ RunSide = Callable[[Side, int], ProcessResult]
 
 Key = tuple[str, str]
 """Cell and gated metric."""
+
+_ROOM = 1.25
+"""A pair is begun where a time budget has room for so many times the longest one before."""
 
 
 @dataclass(slots=True)
@@ -34,6 +38,11 @@ class Pairs:
     planned: int = field(default_factory=lambda: stats.MIN_PAIRS)
     spread: float = 0.0
     widest: Key = ("", "")
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a time budget left no room for all of the planned pairs."""
+        return len(self.b) < self.planned
 
     @property
     def keys(self) -> list[Key]:
@@ -56,22 +65,38 @@ class Pairs:
         }
 
 
-def measure_pairs(run: RunSide, workload: Workload, *, effect: float = stats.TARGET_EFFECT) -> Pairs:
+def measure_pairs(
+    run: RunSide,
+    workload: Workload,
+    *,
+    effect: float = stats.TARGET_EFFECT,
+    seconds_left: Callable[[], float | None] = budget.seconds_left,
+    clock: Callable[[], float] = time.monotonic,
+    tell: Callable[[str], None] = progress,
+) -> Pairs:
     """Five pairs, then as many more as the spread of the noisiest gated metric asks for, at most twenty.
 
-    Only the spread decides how many: looking at the means and stopping when they please would inflate
-    false alarms.
+    Only the spread and the time budget decide how many: looking at the means and stopping when they please would
+    inflate false alarms.
     """
     pairs = Pairs(workload)
+    longest = 0.0
     while len(pairs.b) < pairs.planned:
-        done = len(pairs.b)
+        done, started, left = len(pairs.b), clock(), seconds_left()
+        if done >= stats.MIN_PAIRS and left is not None and left < _ROOM * longest:
+            break
         for place, side in enumerate(stats.abba_order(done + 1)[-2:]):
             if side == "A":
                 pairs.a.append(run("A", 2 * done + place))
             else:
                 pairs.b.append(run("B", 2 * done + place))
+        longest = max(longest, clock() - started)
         if len(pairs.b) == stats.MIN_PAIRS:
             _plan(pairs, effect)
+            tell(
+                f"pair spread {stats.percent(pairs.spread):.2f} % ({pairs.widest[1]} of {pairs.widest[0]}): "
+                f"{pairs.planned} pairs, up to {(pairs.planned - done - 1) * longest / 60:.1f} min more"
+            )
     return pairs
 
 
