@@ -8,10 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import httpx
 import numpy as np
-
-from flashrec_harness.dialects import Dialect, Generate
 
 Send = Callable[[int], object]
 """Sends request ``i`` and blocks until it is answered; raises if it failed. Called from many threads."""
@@ -156,40 +153,3 @@ def batches(
         batch = _answer(lambda _, chosen=numbers: generate(chosen), first, due, start, clock)  # type: ignore[misc]
         answers += [Answer(index, due, batch.end, batch.error) for index in numbers]
     return LoadResult(tuple(answers), answers[-1].end)
-
-
-class HttpTarget:
-    """Sends prompts to a server, in its dialect, and keeps the answers' tokens.
-
-    ``prompts`` are token ids; request ``i`` sends ``prompts[i % len(prompts)]``.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        prompts: Sequence[Sequence[int]],
-        *,
-        n: int,
-        max_new_tokens: int | None,
-        concurrency: int,
-        dialect: Dialect | None = None,
-        timeout_s: float = 120.0,
-    ) -> None:
-        self._prompts = prompts
-        self._dialect = dialect or Generate()
-        self._n, self._max_tokens = n, max_new_tokens
-        limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-        self._client = httpx.Client(base_url=url, timeout=timeout_s, limits=limits, trust_env=False)
-        self.outputs: dict[int, list[list[int]]] = {}
-
-    def __call__(self, index: int) -> None:
-        """Raises :class:`httpx.HTTPError` where the server refuses or is gone."""
-        prompt = index % len(self._prompts)
-        payload = self._dialect.body(self._prompts[prompt], self._n, self._max_tokens)
-        response = self._client.post(self._dialect.path, json=payload)
-        response.raise_for_status()
-        self.outputs[prompt] = [list(reply.tokens) for reply in self._dialect.beams(response.json())]
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()

@@ -14,12 +14,14 @@ import pytest
 from simulated_engine import workload
 
 from flashrec.errors import ConfigError
+from flashrec_harness.dialects import Reply as Beam
 from flashrec_harness.http_client import Reply
 from flashrec_harness.load import poisson_arrivals
 from flashrec_harness.outcome import Outcome
 from flashrec_harness.overload import fleet
 from flashrec_harness.overload.fleet import Shot
-from flashrec_harness.perf.drivers import Processes, Threads, result_of
+from flashrec_harness.perf import subjects
+from flashrec_harness.perf.subjects import HttpSubject, Threads
 from flashrec_harness.perf.sweep import Point, check, measure_sweep
 from flashrec_harness.perf.worker import prompts_of
 from flashrec_harness.perf.workload import Cell, Sweep, from_json, load_workload
@@ -27,19 +29,15 @@ from flashrec_harness.perf.workload import Cell, Sweep, from_json, load_workload
 SERVICE_S = 0.008
 
 
-class OneServer:
+class OneServer(Threads):
     """Answers one request at a time, in 8 ms: at most 125 a second, whatever arrives."""
 
     def __init__(self) -> None:
         self._busy = threading.Lock()
-        self.cells: list[Cell] = []
         self.flushed = 0
 
     def flush(self) -> None:
         self.flushed += 1
-
-    def prepare(self, cell: Cell, _: Sequence[Any]) -> None:
-        self.cells.append(cell)
 
     def send(self, _: int) -> None:
         with self._busy:
@@ -49,7 +47,7 @@ class OneServer:
 def test_the_knee_of_a_queue_lies_at_its_capacity() -> None:
     sweep = Sweep(n=10, shares=(0.2, 1.6), target_ms=80.0, concurrency=4, seconds=1.0)
     server = OneServer()
-    found = measure_sweep(Threads(server, sweep, [(1,)]), sweep, seed=0)  # type: ignore[arg-type]
+    found = measure_sweep(server, sweep, seed=0)  # type: ignore[arg-type]
     assert server.flushed == 0
     below, above = (Point(**point) for point in found["points"])
     assert found["capacity"] < 1 / SERVICE_S
@@ -63,7 +61,7 @@ def test_the_knee_of_a_queue_lies_at_its_capacity() -> None:
 def test_a_sweep_of_random_prompts_begins_each_load_with_an_empty_cache() -> None:
     server = OneServer()
     sweep = Sweep(n=10, context=8, shares=(0.2, 0.4), target_ms=80.0, concurrency=2, seconds=0.1)
-    measure_sweep(Threads(server, sweep, [(1,)]), sweep, seed=0)  # type: ignore[arg-type]
+    measure_sweep(server, sweep, seed=0)  # type: ignore[arg-type]
     assert server.flushed == 3 + len(sweep.shares)
     arrivals = load_workload("arrivals")
     assert arrivals.sweep is not None
@@ -71,29 +69,35 @@ def test_a_sweep_of_random_prompts_begins_each_load_with_an_empty_cache() -> Non
     assert drawn == [(303, 4096)]
 
 
+class Spelling:
+    """A dialect of single numbers."""
+
+    path = "/generate"
+
+    def body(self, prompt: Sequence[int], n: int, max_tokens: int | None) -> int:
+        return 10 * prompt[0] + n
+
+    def beams(self, answer: int) -> list[Beam]:
+        return [Beam((answer,), None, None)]
+
+
 def test_client_processes_share_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """A load of two processes as one: due times in order, a refusal and a lost request as failures."""
     monkeypatch.setattr(fleet, "ProcessPoolExecutor", mock.MagicMock())
 
-    class Server:
-        url, path = "http://nowhere", "/generate"
-
-        def bodies(self, prompts: Sequence[Any], n: int) -> list[bytes]:
-            return [b"%d" % (10 * prompt[0] + n) for prompt in prompts]
-
-        def flush(self) -> None: ...
-
-    sweep = Sweep(n=3, shares=(0.5,), target_ms=1.0, concurrency=4, clients=2)
-    processes = Processes(Server(), sweep, [(number,) for number in range(4)])  # type: ignore[arg-type]
+    monkeypatch.setattr(subjects, "dialect_of", lambda _: Spelling())
+    server = HttpSubject("http://nowhere")
+    server.prepare(Cell(n=3, concurrency=4, drive="closed"), [(number,) for number in range(4)], clients=2)
     plans: list[fleet.Plan] = []
     shots = [Shot(200, 0.1, 1001.0, late=0.2), Shot(503, 0.0, 1000.6), Shot(200, 0.5, 1000.5)]
 
-    def load(requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> fleet.Load:
-        plans.extend(processes._fleet.plans(requests, concurrency, rate, seed))
-        return fleet.Load(shots, 0.0)
+    def load(requests: int, concurrency: int, rate: float | None, seed: int, *, keep: bool) -> fleet.Load:
+        assert keep
+        plans.extend(server._fleet.plans(requests, concurrency, rate, seed))
+        return fleet.Load(shots, 0.0, {1: b"13"})
 
-    monkeypatch.setattr(processes._fleet, "load", load)
-    found = processes.open(3, 8.0, seed=5)
+    monkeypatch.setattr(server._fleet, "load", load)
+    found = server.open(3, 8.0, seed=5)
     assert [plan.payloads for plan in plans] == [[b"3", b"23"], [b"13", b"33"]]
     due = poisson_arrivals(4, 8.0, 5)
     assert [(plan.requests, plan.dues) for plan in plans] == [(2, due[::2]), (2, due[1::2])]
@@ -101,10 +105,24 @@ def test_client_processes_share_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None
     assert [answer.error for answer in found.answers] == ["", "HTTP 503", "", "no answer"]
     assert found.latencies_ms == pytest.approx([500, 300])
     assert found.wall_s == pytest.approx(1.0)
+    assert server.outputs_digest() == subjects.digest_outputs({1: [[13]]})
+    server.closed(4, 4)
+    assert [plan.first for plan in plans] == [0] * 4, "each load begins with the same prompts"
     with pytest.raises(RuntimeError, match="none of 4 requests"):
-        result_of(fleet.Load([], 0.0), 4)
+        fleet.Load([], 0.0).result(4)
     with pytest.raises(ConfigError, match="multiple of clients"):
         Sweep(n=1, shares=(0.5,), target_ms=1.0, concurrency=4, clients=3)
+
+
+@pytest.mark.parametrize(
+    ("cores", "concurrency", "clients"), [(16, 32, 8), (16, 1, 1), (16, 12, 6), (16, 7, 7), (2, 32, 1), (4, 32, 2)]
+)
+def test_a_closed_loop_has_as_many_client_processes_as_share_it_evenly(
+    monkeypatch: pytest.MonkeyPatch, cores: int, concurrency: int, clients: int
+) -> None:
+    monkeypatch.setattr(subjects.os, "cpu_count", lambda: cores)
+    assert subjects._clients_for(Cell(n=1, concurrency=concurrency, drive="closed")) == clients
+    assert subjects._clients_for(Cell(n=1, rate=5.0, drive="open")) == min(8, cores // 2)
 
 
 def test_a_backlog_of_the_clients_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +143,7 @@ def test_a_backlog_of_the_clients_counts_as_waiting(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fleet, "Client", Slow)
     monkeypatch.setattr(fleet, "THREADS", 1)
     shots = fleet.Fleet("http://nowhere", [b""], 1).load(10, 1, rate=2000.0).shots
-    slowest = max(result_of(fleet.Load(shots, 0.0), 10).latencies_ms)
+    slowest = max(fleet.Load(shots, 0.0).result(10).latencies_ms)
     assert 180 <= slowest < 1000
     assert statistics.median(shot.seconds for shot in shots) < 0.1
 

@@ -19,7 +19,7 @@ from flashrec_harness import cli
 from flashrec_harness.determinism.suite import run as determinism
 from flashrec_harness.dialects import NEEDED, Completions, Generate, Reply, dialect_of, require
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
-from flashrec_harness.perf.subjects import HttpSubject
+from flashrec_harness.perf.subjects import HttpSubject, digest_outputs
 from flashrec_harness.perf.workload import Cell
 from flashrec_harness.servers import flashrec_server
 
@@ -152,11 +152,15 @@ def test_perf_measures_a_server_that_has_completions_alone() -> None:
     with stub({"/v1/completions": with_scores}) as (url, asked):
         subject = HttpSubject(url, sid_tokens=4)
         subject.prepare(Cell(n=2, concurrency=1, requests=3), [(1, 2, 3), (4, 5)])
-        subject.generate([0, 1])
-        subject.send(2)
-        assert subject.target.outputs == {0: [[6, 0], [6, 1]], 1: [[9, 0], [9, 1]]}
+        subject.generate([0, 1, 2])
+        in_lockstep = subject.outputs_digest()
+        assert in_lockstep == digest_outputs({0: [[6, 0], [6, 1]], 1: [[9, 0], [9, 1]]})
+        subject.prepare(Cell(n=2, concurrency=1, requests=3, drive="closed"), [(1, 2, 3), (4, 5)])
+        assert subject.outputs_digest() == digest_outputs({})
+        assert not subject.closed(3, 1).failures
+        assert subject.outputs_digest() == in_lockstep
         subject.close()
-    assert [body["max_tokens"] for body in asked] == [4, 4, 4]
+    assert [body["max_tokens"] for body in asked] == [4] * 6
 
 
 def test_generate_is_taken_where_both_are_there(model_path: Path) -> None:

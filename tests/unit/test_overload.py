@@ -8,7 +8,10 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -231,6 +234,31 @@ def test_every_process_carries_out_its_own_plan_from_the_same_moment_on() -> Non
         load.close()
 
 
+class InThisProcess:
+    """A pool of one that runs what it is given at once."""
+
+    def __init__(self, _: int, *, mp_context: object) -> None: ...
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        done = Future[Any]()
+        done.set_result(function(*arguments))
+        return done
+
+
+class Echo:
+    """A client that answers itself."""
+
+    def __init__(self, _: str) -> None: ...
+
+    def __enter__(self) -> Echo:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def post(self, path: str, body: bytes) -> Reply:
+        return Reply(200, b"answer " + body)
+
+
 def test_a_process_sends_on_from_where_its_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
     bodies: list[bytes] = []
 
@@ -244,13 +272,24 @@ def test_a_process_sends_on_from_where_its_plan_says(monkeypatch: pytest.MonkeyP
 
         def post(self, path: str, body: bytes) -> Reply:
             bodies.append(body)
-            return Reply(200, b"")
+            return Reply(200, b"answer " + body)
 
     monkeypatch.setattr(fleet, "Client", Noting)
     load = fleet.Fleet("http://nowhere", [b"0", b"1", b"2"], 1)
     load.load(2, 1)
-    load.load(2, 1)
+    assert load.load(2, 1).contents == {}
     assert bodies == [b"0", b"1", b"2", b"0"]
+    load.rewind()
+    assert load.load(2, 1, keep=True).contents == {0: b"answer 0", 1: b"answer 1"}
+
+
+def test_answers_of_several_processes_are_numbered_as_their_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "ProcessPoolExecutor", InThisProcess)
+    monkeypatch.setattr(fleet, "Client", Echo)
+    load = fleet.Fleet("http://nowhere", [b"%d" % number for number in range(5)], 2)
+    found = load.load(6, 2, keep=True)
+    assert found.contents == {number: b"answer %d" % number for number in range(5)}
+    assert [shot.status for shot in found.shots] == [200] * 6
 
 
 def test_no_round_shares_a_capacity_with_another() -> None:

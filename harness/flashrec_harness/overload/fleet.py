@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from flashrec_harness.http_client import Client
-from flashrec_harness.load import arrivals, closed_loop, poisson_arrivals
+from flashrec_harness.load import Answer, LoadResult, arrivals, closed_loop, poisson_arrivals
 
 THREADS = 256
 """Requests that one client process can have under way."""
@@ -32,17 +32,42 @@ class Shot:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """All shots of a load, in no order, and the cores that its clients kept busy: CPU seconds per second."""
+    """All shots of a load, in no order, the cores that its clients kept busy (CPU seconds per second), and by payload
+    the last answer (200) to it, where they were to be kept."""
 
     shots: Sequence[Shot]
     cores: float
+    contents: Mapping[int, bytes] = field(default_factory=dict)
+
+    def result(self, requests: int) -> LoadResult:
+        """The shots of several processes as one loop's answers, in the order in which they were due.
+
+        A refusal is a failure, and so is each of ``requests`` that got no answer. Raises :class:`RuntimeError` without
+        any.
+        """
+        if not self.shots:
+            raise RuntimeError(f"none of {requests} requests was answered: is the server gone?")
+        shots = sorted(self.shots, key=lambda shot: shot.end - shot.seconds - shot.late)
+        begin = shots[0].end - shots[0].seconds - shots[0].late
+        end = max(shot.end for shot in shots) - begin
+        answers = [
+            Answer(
+                index,
+                shot.end - shot.seconds - shot.late - begin,
+                shot.end - begin,
+                "" if shot.status == 200 else f"HTTP {shot.status}",
+            )
+            for index, shot in enumerate(shots)
+        ]
+        answers += [Answer(index, end, end, "no answer") for index in range(len(shots), requests)]
+        return LoadResult(tuple(answers), end)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a client process sends to ``path`` from ``begin`` on (seconds since the epoch): ``requests`` of ``payloads``
     in turn, number ``first`` first, each when it is due or, without ``dues``, from ``concurrency`` clients in a closed
-    loop."""
+    loop. ``keep``: answers are wanted."""
 
     url: str
     path: str
@@ -52,20 +77,25 @@ class Plan:
     concurrency: int
     dues: Sequence[float] | None
     begin: float = 0.0
+    keep: bool = False
 
 
-def fire(plan: Plan) -> tuple[list[Shot], float]:
-    """Carry a plan out; its shots, and the CPU seconds that this process spent on them."""
+def fire(plan: Plan) -> tuple[list[Shot], float, dict[int, bytes]]:
+    """Carry a plan out; its shots, the CPU seconds that this process spent on them, and the answers by payload."""
     shots: dict[int, Shot] = {}
+    contents: dict[int, bytes] = {}
     time.sleep(max(0.0, plan.begin - time.time()))
     spent = time.process_time()
     with Client(plan.url) as client:
 
         def send(index: int) -> None:
+            payload = (plan.first + index) % len(plan.payloads)
             start = time.time()
-            status = client.post(plan.path, plan.payloads[(plan.first + index) % len(plan.payloads)]).status
+            reply = client.post(plan.path, plan.payloads[payload])
             end = time.time()
-            shots[index] = Shot(status, end - start, end)
+            shots[index] = Shot(reply.status, end - start, end)
+            if plan.keep and reply.status == 200:
+                contents[payload] = reply.content
 
         if plan.dues is None:
             closed_loop(send, plan.requests, plan.concurrency)
@@ -74,7 +104,7 @@ def fire(plan: Plan) -> tuple[list[Shot], float]:
                 if not answer.error:
                     shot = shots[answer.index]
                     shots[answer.index] = replace(shot, late=max(0.0, answer.latency_s - shot.seconds))
-    return list(shots.values()), time.process_time() - spent
+    return list(shots.values()), time.process_time() - spent, contents
 
 
 def _ready() -> None:
@@ -87,7 +117,9 @@ class Fleet:
 
     def __init__(self, url: str, payloads: Sequence[bytes], clients: int, path: str = "/generate") -> None:
         self._url, self._path = url, path
-        self._payloads = [payloads[number::clients] or payloads for number in range(clients)]
+        everything = range(len(payloads))
+        self._numbers = [everything[number::clients] or everything for number in range(clients)]
+        self._payloads = [[payloads[number] for number in numbers] for numbers in self._numbers]
         self._sent = 0
         spawn = multiprocessing.get_context("spawn")
         # A pool each: of one for all, whoever is ready first would carry out several plans, one after the other.
@@ -99,17 +131,31 @@ class Fleet:
         for pool in self._pools:
             pool.shutdown()
 
-    def load(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> Load:
-        """Send ``requests`` and wait for every answer."""
+    def rewind(self) -> None:
+        """Let the next load begin with the first payloads again."""
+        self._sent = 0
+
+    def load(
+        self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0, *, keep: bool = False
+    ) -> Load:
+        """Send ``requests`` and wait for every answer; ``keep`` the answers."""
         begin = time.time() + (_LEAD_S if self._pools else 0.0)
-        plans = [replace(plan, begin=begin) for plan in self.plans(requests, concurrency, rate, seed)]
+        plans = [replace(plan, begin=begin, keep=keep) for plan in self.plans(requests, concurrency, rate, seed)]
         if self._pools:
             running = [pool.submit(fire, plan) for pool, plan in zip(self._pools, plans, strict=True)]
             found = [one.result() for one in running]
         else:
             found = list(map(fire, plans))
         seconds = time.time() - begin
-        return Load([shot for shots, _ in found for shot in shots], sum(spent for _, spent in found) / seconds)
+        return Load(
+            [shot for shots, _, _ in found for shot in shots],
+            sum(spent for _, spent, _ in found) / seconds,
+            {
+                numbers[payload]: content
+                for numbers, (_, _, contents) in zip(self._numbers, found, strict=True)
+                for payload, content in contents.items()
+            },
+        )
 
     def plans(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> list[Plan]:
         """The next load, a plan for each client process: of one Poisson stream each takes its turn."""

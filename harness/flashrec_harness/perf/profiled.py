@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from torch.autograd import profiler as autograd_profiler
-
 _seen: list[bool] = []
 
 
 def watch() -> None:
     """Start remembering, before anything is measured. Every torch profiler starts through this hook."""
+    from torch.autograd import profiler as autograd_profiler
+
     start = autograd_profiler._run_on_profiler_start
 
     def remembering() -> None:
@@ -20,4 +20,6 @@ def watch() -> None:
 
 def ever() -> bool:
     """Whether a profiler runs now, or ran since :func:`watch`."""
+    from torch.autograd import profiler as autograd_profiler
+
     return bool(_seen) or bool(autograd_profiler._is_profiler_enabled)

@@ -9,7 +9,7 @@ from typing import Any
 
 from flashrec_harness.load import LoadResult, percentile
 from flashrec_harness.outcome import Band, Check, Outcome, Plot, Series
-from flashrec_harness.perf.drivers import Driver
+from flashrec_harness.perf.subjects import Subject
 from flashrec_harness.perf.workload import Sweep, Workload
 
 _FEWEST = 20
@@ -29,13 +29,13 @@ class Point:
     failures: int
 
 
-def measure_sweep(driver: Driver, sweep: Sweep, seed: int) -> dict[str, Any]:
-    """The capacity of a closed loop, then one open loop at each share of it; plain data."""
-    before = driver.flush if sweep.context is not None else lambda: None
+def measure_sweep(subject: Subject, sweep: Sweep, seed: int) -> dict[str, Any]:
+    """The capacity of a closed loop, then one open loop at each share of it, of a prepared subject; plain data."""
+    before = subject.flush if sweep.context is not None else lambda: None
 
     def closed(requests: int) -> float:
         before()
-        return driver.closed(requests, sweep.concurrency).throughput
+        return subject.closed(requests, sweep.concurrency).throughput
 
     closed(2 * sweep.concurrency)
     pilot = closed(4 * sweep.concurrency)
@@ -45,7 +45,7 @@ def measure_sweep(driver: Driver, sweep: Sweep, seed: int) -> dict[str, Any]:
         rate = share * capacity
         requests = max(_FEWEST, round(rate * sweep.seconds))
         before()
-        points.append(asdict(_point(share, rate, driver.open(requests, rate, seed), sweep.target_ms)))
+        points.append(asdict(_point(share, rate, subject.open(requests, rate, seed), sweep.target_ms)))
     return {"capacity": capacity, "points": points}
 
 

@@ -7,7 +7,6 @@ threads or clocks.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -20,11 +19,10 @@ from typing import Any, Literal
 
 import flashrec
 from flashrec_harness import hardware
-from flashrec_harness.load import LoadResult, batches, closed_loop, open_loop
+from flashrec_harness.load import LoadResult, batches
 from flashrec_harness.material import Material, Prompt, load_material, prompts_digest
 from flashrec_harness.outcome import SuiteContext
 from flashrec_harness.perf import profiled
-from flashrec_harness.perf.drivers import Driver, Processes, Threads
 from flashrec_harness.perf.rounds import CellRounds, time_rounds
 from flashrec_harness.perf.subjects import EngineSubject, HttpSubject, Subject
 from flashrec_harness.perf.sweep import measure_sweep
@@ -99,9 +97,9 @@ def measure_cell(subject: Subject, workload: Workload, cell: Cell, prompts: list
         if cell.drive == "batch":
             return batches(subject.generate, subject.round_size(cell), cell.concurrency)
         if cell.drive == "closed":
-            return closed_loop(subject.send, subject.round_size(cell), cell.concurrency)
+            return subject.closed(subject.round_size(cell), cell.concurrency)
         assert cell.rate is not None
-        return open_loop(subject.send, subject.round_size(cell), cell.rate, seed=workload.seed)
+        return subject.open(subject.round_size(cell), cell.rate, workload.seed)
 
     found = time_rounds(
         one_round,
@@ -119,18 +117,14 @@ def _sweep(subject: Subject, workload: Workload, material: Material) -> dict[str
     if sweep is None:
         return {}
     prompts = prompts_of(material, workload, sweep)
-    driver: Driver
-    if isinstance(subject, HttpSubject):
-        driver = Processes(subject, sweep, prompts)
-    else:
-        driver = Threads(subject, sweep, prompts)
-    with contextlib.closing(driver):
-        return measure_sweep(driver, sweep, workload.seed)
+    subject.prepare(Cell(n=sweep.n, concurrency=sweep.concurrency, drive="closed"), prompts, clients=sweep.clients)
+    return measure_sweep(subject, sweep, workload.seed)
 
 
 def measure(task: Task) -> dict[str, Any]:
     """Measure every cell; plain data for ``RESULT.json``. Memory in MiB, start-up in seconds."""
-    profiled.watch()
+    if task.subject in ("engine", "transformers"):  # a server is asked whether it was profiled
+        profiled.watch()
     workload = from_json(task.workload)
     material = load_material(task.context())
     stolen_s = hardware.stolen_s()

@@ -10,7 +10,7 @@ from flashrec.request import ScoreSpace
 from flashrec_harness.material import Material, Prompt
 from flashrec_harness.outcome import SuiteContext
 from flashrec_harness.perf import profiled
-from flashrec_harness.perf.subjects import Outputs, digest_outputs
+from flashrec_harness.perf.subjects import Outputs, Threads, digest_outputs
 from flashrec_harness.perf.workload import Cell, Workload
 from flashrec_harness.references.grammar import Grammar, SidVocabulary
 from flashrec_harness.references.hugging_face import TransformersReference
@@ -26,7 +26,7 @@ def catalog_grammar(material: Material) -> Grammar:
     return Grammar(map(tuple, material.catalog.sids.tolist()), vocabulary)
 
 
-class TransformersSubject:
+class TransformersSubject(Threads):
     """``generate(num_beams=n)`` on the same checkpoint and catalog, one request at a time."""
 
     def __init__(self, context: SuiteContext, workload: Workload, material: Material) -> None:
@@ -39,7 +39,7 @@ class TransformersSubject:
         self._prompts: Sequence[Prompt] = ()
         self._outputs: Outputs = {}
 
-    def prepare(self, cell: Cell, prompts: Sequence[Prompt]) -> None:
+    def prepare(self, cell: Cell, prompts: Sequence[Prompt], clients: int | None = None) -> None:
         self._cell, self._prompts, self._outputs = cell, prompts, {}
 
     def round_size(self, cell: Cell) -> int:
