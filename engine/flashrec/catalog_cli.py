@@ -80,8 +80,11 @@ def convert(
     depth: Depth = RECIF_DEPTH,
     code_columns: Annotated[bool, typer.Option("--code-columns", help="Tables: code_0, code_1, ... not sid.")] = False,
     end_level: Annotated[bool, typer.Option("--end-level", help="JSON: append the end token as a last level.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
     """Convert a catalog, read the result back, and compare the two."""
+    if out.exists() and not overwrite:
+        raise CatalogError(f"{out}: exists already; name another file, or replace it with --overwrite")
     catalog, layout = _load(file, model_path, sid, Packing(base, depth) if packed else None)
     kind = to or format_of(out)
     packing = Packing(base, catalog.depth) if kind is CatalogFormat.PACKED else None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flashrec_harness import hardware
 from flashrec_harness.children import ChildError, run_module
-from flashrec_harness.outcome import Check, Outcome, SuiteContext, count, worst
+from flashrec_harness.outcome import PARTLY, Check, Outcome, SuiteContext, count, worst
 from flashrec_harness.runner import Session
 
 UNIT_TIMEOUT_S = 900.0
@@ -62,20 +62,31 @@ ORDER = ("unit", "kernel", "parity", "determinism", "eval", "trace", "perf")
 def run(
     session: Session, *, without: Collection[str] = (), announce: Callable[[str], None] = lambda _: None
 ) -> tuple[dict[str, list[Check]], list[Check]]:
-    """Run every suite but ``without``; returns the suites' checks and the list's lines."""
+    """Run every suite but ``without``; returns the suites' checks and the list's lines.
+
+    Interrupted from the keyboard, the suite in hand and those behind it are *not run*, what was judged before stays,
+    and :attr:`Session.interrupted` is set.
+    """
     suites: dict[str, list[Check]] = {}
     for name in ORDER:
-        if name in without:
-            suites[name] = [
-                Check(name, "suite", Outcome.NOT_RUN, "nothing was run", reason=f"left out: --without {name}")
-            ]
+        if session.interrupted or name in without:
+            suites[name] = [_left_out(name, "interrupted" if session.interrupted else f"left out: --without {name}")]
             continue
         announce(f"{name} ...")
         started = time.monotonic()
-        suites[name] = session.run(name, unit_tests if name == "unit" else None)
+        try:
+            suites[name] = session.run(name, unit_tests if name == "unit" else None)
+        except KeyboardInterrupt:
+            session.interrupted = True
+            suites[name] = [_left_out(name, f"interrupted after {time.monotonic() - started:.0f} s")]
+            continue
         summary = ", ".join(f"{n} {outcome}" for outcome, n in count(suites[name]).items() if n)
         announce(f"{name}: {summary} in {time.monotonic() - started:.0f} s")
     return suites, [judge(line, suites) for line in LINES]
+
+
+def _left_out(suite: str, reason: str) -> Check:
+    return Check(suite, "suite", Outcome.NOT_RUN, "nothing was judged", reason=reason)
 
 
 def judge(line: Line, suites: dict[str, list[Check]]) -> Check:
@@ -86,10 +97,12 @@ def judge(line: Line, suites: dict[str, list[Check]]) -> Check:
     summary = ", ".join(f"{number} {found}" for found, number in totals.items() if number) or "no check"
     grave = [check for check in checks if check.outcome is outcome and outcome is not Outcome.PASS]
     reason = f"{grave[0].name}: {grave[0].reason or grave[0].summary}" if grave else ""
-    if outcome is Outcome.NOT_RUN and totals[Outcome.PASS]:
+    partly = outcome is Outcome.NOT_RUN and totals[Outcome.PASS] > 0
+    if partly:
         reason = f"all that could run passed; {len(grave)} of {len(checks)} could not, first {reason}"
     repeats = dict.fromkeys(check.repeat for check in grave if check.repeat)
-    return Check("accept", line.name, outcome, summary, reason=reason, repeat="\n".join(repeats))
+    data = {PARTLY: True} if partly else {}
+    return Check("accept", line.name, outcome, summary, reason=reason, repeat="\n".join(repeats), data=data)
 
 
 def unit_test_folder(start: Path | None = None) -> Path | None:

@@ -40,6 +40,8 @@ app = typer.Typer(
 _console = Console()
 _REPORTS = Path("reports")
 _BASELINES = Path("baselines")
+_INTERRUPTED = 130
+"""As shells have it: 128 and the number of SIGINT."""
 
 
 def _context(
@@ -83,7 +85,7 @@ def _command_line() -> str:
 def _conclude(session: Session, suites: dict[str, list[Check]], lines: list[Check], *, strict: bool) -> None:
     report, directory = session.finish(suites, lines)
     terminal.show(report, _console, directory=directory)
-    raise typer.Exit(exit_code(report.judged, strict=strict))
+    raise typer.Exit(_INTERRUPTED if session.interrupted else exit_code(report.judged, strict=strict))
 
 
 def _one_suite(

@@ -171,6 +171,10 @@ def exit_code(checks: Sequence[Check], *, strict: bool = False) -> ExitCode:
     return ExitCode.OK
 
 
+PARTLY = "partly run"
+"""In :attr:`Check.data` of a check that is *not run*: some of what it rests on did run, and passed."""
+
+
 def headline(checks: Sequence[Check]) -> str:
     """The verdict in one line, gravest first; says INCOMPLETE and how many when something is not run."""
     totals = count(checks)
@@ -185,7 +189,11 @@ def headline(checks: Sequence[Check]) -> str:
         if totals[outcome]
     ]
     if totals[Outcome.NOT_RUN] or not checks:
-        parts.append(f"INCOMPLETE: {totals[Outcome.NOT_RUN]} of {len(checks)} not run")
+        partly = sum(check.outcome is Outcome.NOT_RUN and bool(check.data.get(PARTLY)) for check in checks)
+        entirely = totals[Outcome.NOT_RUN] - partly
+        what = [f"{partly} of {len(checks)} run in part"] if partly else []
+        what += [f"{entirely} of {len(checks)} not run"] if entirely or not partly else []
+        parts.append(f"INCOMPLETE: {', '.join(what)}")
     if totals[Outcome.PASS]:
         parts.append(f"{'PASS' if not parts else 'passed'}: {totals[Outcome.PASS]} of {len(checks)}")
     return ", ".join(parts)

@@ -93,6 +93,7 @@ class Session:
     clock: float
     known: list[KnownFailure]
     budget_minutes: float | None = None
+    interrupted: bool = False
 
     @classmethod
     def start(

@@ -116,3 +116,9 @@ def test_a_profiler_that_has_ended_is_remembered(monkeypatch: pytest.MonkeyPatch
 
 def test_the_default_settings_measure_in_child_processes() -> None:
     assert suite.PerfSettings().run is run_in_child
+
+
+def test_the_command_to_repeat_names_what_was_not_the_default(tmp_path: Path) -> None:
+    settings = suite.PerfSettings(baselines=tmp_path, beam=4, against="HEAD")
+    assert settings.flags == ["--beam", "4", "--against", "HEAD", "--baselines-dir", str(tmp_path)]
+    assert suite.PerfSettings().flags == []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flashrec_harness import acceptance
-from flashrec_harness.outcome import Check, Outcome
+from flashrec_harness.outcome import Check, Outcome, headline
 
 SUITES = ("unit", "kernel", "parity", "determinism", "eval", "trace", "perf")
 
@@ -99,3 +100,36 @@ def test_unit_tests_are_found_from_anywhere_in_a_checkout_and_nowhere_else(tmp_p
     (tmp_path / "checkout" / "pyproject.toml").touch()
     assert acceptance.unit_test_folder(tmp_path / "checkout" / "tests") == unit
     assert acceptance.unit_test_folder(tmp_path) is None
+
+
+class Interrupted:
+    """A session whose third suite is ended from the keyboard."""
+
+    interrupted = False
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def run(self, suite: str, function: object) -> list[Check]:
+        self.asked.append(suite)
+        if len(self.asked) == 3:
+            raise KeyboardInterrupt
+        return [Check(suite, f"{suite} check", Outcome.PASS, "fine")]
+
+
+def test_what_was_judged_before_an_interruption_stays() -> None:
+    session: Any = Interrupted()
+    found, judged = acceptance.run(session, without=["perf"])
+    assert session.asked == list(acceptance.ORDER[:3])
+    assert session.interrupted
+    assert [checks[0].outcome for checks in found.values()] == [Outcome.PASS] * 2 + [Outcome.NOT_RUN] * 5
+    assert found["parity"][0].reason.startswith("interrupted after ")
+    assert found["trace"][0].reason == "interrupted"
+    assert [line.outcome for line in judged] == [Outcome.PASS] + [Outcome.NOT_RUN] * 6
+
+
+def test_the_headline_tells_what_ran_in_part_from_what_did_not() -> None:
+    missing = Check("parity", "against SGLang", Outcome.NOT_RUN, "", reason="no server")
+    partly = [acceptance.judge(line, suites(parity=[*suites()["parity"], missing])) for line in acceptance.LINES]
+    assert headline(partly) == "INCOMPLETE: 1 of 7 run in part, 1 of 7 not run, passed: 5 of 7"  # no FP8 check
+    assert headline([partly[1]]) == "INCOMPLETE: 1 of 1 run in part"

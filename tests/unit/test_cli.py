@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import shutil
@@ -17,7 +18,7 @@ from tiny_checkpoint import edit_config, write_checkpoint
 
 from flashrec import Engine, EngineConfig, __version__
 from flashrec.assets import tiny_shop
-from flashrec.cli import main
+from flashrec.cli import doctor, main
 
 SHOP = tiny_shop()
 FAST = ("--device", "cpu", "--no-invariance-check", "--max-context", "64", "--max-beam-width", "64", "--max-rows", "64")
@@ -243,6 +244,19 @@ def test_doctor_says_what_runs_and_why(cli: Cli) -> None:
     assert found.code == 0
     for word in ("torch", "gpu", "kernel rms_norm", "triton mode"):
         assert word in found.out
+
+
+def test_doctor_says_how_to_get_what_is_missing_and_of_that_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "fastapi":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+    found = {one.subject: one for one in doctor.findings()}
+    assert found["fastapi"][1:] == ("not installed", "needed for flashrec serve; pip install 'flashrec[serve]'")
+    assert [name for name, one in found.items() if "pip install" in one.consequence] == ["fastapi"]
+    assert set(doctor.EXTRAS) < set(doctor.PACKAGES)
 
 
 def test_version(cli: Cli) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_checkpoint import VOCAB, write_checkpoint
 
@@ -38,6 +39,14 @@ BAD_EVERYWHERE: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": 1e-9}, "temperature", "use 0 for no sampling"),
     ({"length_penalty": math.inf}, "length_penalty", "finite number"),
     ({"seed": 2**64}, "seed", "64 bits"),
+    ({"n": "3"}, "n", "must be an integer, got '3'"),
+    ({"n": None}, "n", "must be an integer, got None"),
+    ({"n": True}, "n", "must be an integer, got True"),
+    ({"beam_width": 2.0}, "beam_width", "must be an integer, got 2.0"),
+    ({"seed": "x"}, "seed", "must be an integer"),
+    ({"max_tokens": [3]}, "max_tokens", "must be an integer"),
+    ({"temperature": "0"}, "temperature", "must be a number, got '0'"),
+    ({"length_penalty": None}, "length_penalty", "must be a number, got None"),
 ]
 
 
@@ -49,6 +58,10 @@ def test_bad_fields_with_and_without_a_catalog(
         with pytest.raises(RequestError, match=message) as caught:
             engine.prepare(Request(**({"input_ids": (1, 2)} | more | fields)))
         assert caught.value.field == field
+
+
+def test_numbers_of_numpy_are_numbers(shop: Engine) -> None:
+    shop.prepare(Request(input_ids=(1, 2), n=np.int64(2), seed=np.int32(1), temperature=np.float32(0.0)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,15 @@ def test_errors_are_one_line_of_the_right_kind(source: Path, model_path: Path, t
     assert "cannot write" in str(refusal("convert", source, tmp_path / "gone" / "c.json"))
 
 
+def test_a_file_that_is_there_is_replaced_on_request_only(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "kept.json"
+    out.write_text("mine")
+    assert "kept.json: exists already" in str(refusal("convert", source, out))
+    assert out.read_text() == "mine"
+    run("convert", source, out, "--overwrite")
+    assert out.read_text() != "mine"
+
+
 @pytest.mark.parametrize("with_model", [False, True])
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_convert_to_every_format(source: Path, model_path: Path, tmp_path: Path, name: str, with_model: bool) -> None:

@@ -19,12 +19,14 @@ from flashrec.kernels.tiles import AttentionShape
 PACKAGES = {
     "torch": "the engine",
     "transformers": "tokenizers and chat templates",
-    "triton": "GPU kernels; pip install 'flashrec[gpu]'",
-    "flashinfer-python": "prefill attention on a GPU; pip install 'flashrec[gpu]'",
-    "fastapi": "flashrec serve; pip install 'flashrec[serve]'",
-    "uvicorn": "flashrec serve; pip install 'flashrec[serve]'",
-    "pytest": "the harness; pip install 'flashrec[harness]'",
+    "triton": "GPU kernels",
+    "flashinfer-python": "prefill attention on a GPU, where it is chosen",
+    "fastapi": "flashrec serve",
+    "uvicorn": "flashrec serve",
+    "pytest": "the harness",
 }
+EXTRAS = {"triton": "gpu", "flashinfer-python": "gpu", "fastapi": "serve", "uvicorn": "serve", "pytest": "harness"}
+"""What to ask pip for where a package is missing; the others come with FlashRec."""
 
 
 class Finding(NamedTuple):
@@ -42,7 +44,8 @@ def findings() -> Iterator[Finding]:
         try:
             yield Finding(name, importlib.metadata.version(name), purpose)
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, "not installed", f"needed for {purpose}")
+            install = f"flashrec[{EXTRAS[name]}]" if name in EXTRAS else name
+            yield Finding(name, "not installed", f"needed for {purpose}; pip install '{install}'")
     yield from _devices()
     yield from _kernels()
 

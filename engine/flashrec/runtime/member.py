@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,13 @@ MAX_STOP_TOKENS = 64
 
 MAX_LENGTH_PENALTY = 16.0
 """Scores stay finite in float32 up to it, either way; the longest search has 64 tokens."""
+
+
+_KINDS: tuple[tuple[tuple[str, ...], type, str], ...] = (
+    (("n", "beam_width", "max_tokens", "seed"), numbers.Integral, "an integer"),
+    (("temperature", "length_penalty"), numbers.Real, "a number"),
+)
+_OPTIONAL = frozenset({"beam_width", "max_tokens", "seed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,7 @@ def validate(request: Request, limits: Limits, served: ServedCatalog | None) -> 
     Raises:
         RequestError: naming the first field that is wrong.
     """
+    _check_types(request)
     if request.constrained and served is None:
         raise RequestError("constrained", "the engine has no catalog; start it with --sid-vocab-file")
     if request.constrained is False:
@@ -133,6 +142,15 @@ def validate(request: Request, limits: Limits, served: ServedCatalog | None) -> 
 def emitted_tokens(catalog: Catalog, layout: SidLayout) -> int:
     """Tokens of a whole SID: its codes and, where the layout has one, the end token."""
     return catalog.depth + (1 if layout.end is not None else 0)
+
+
+def _check_types(request: Request) -> None:
+    for names, kind, words in _KINDS:
+        for name in names:
+            value = getattr(request, name)
+            given = value is not None or name not in _OPTIONAL
+            if given and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise RequestError(name, f"must be {words}, got {value!r}")
 
 
 def _width(request: Request, limits: Limits) -> int:

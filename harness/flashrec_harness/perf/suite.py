@@ -21,7 +21,10 @@ from flashrec_harness.perf.workload import QUICK, Workload, load_workload
 from flashrec_harness.planting import planted_names
 from flashrec_harness.runner import repeat_command
 from flashrec_harness.servers import processes_behind
+from flashrec_harness.targets import display_path
 
+BASELINES = Path("baselines")
+"""Where baselines lie unless said otherwise."""
 _TREND_FROM = 3
 
 
@@ -33,7 +36,7 @@ class PerfSettings:
     the working tree); ``run`` measures one task.
     """
 
-    baselines: Path = Path("baselines")
+    baselines: Path = BASELINES
     reports: Path = Path("reports")
     beam: int | None = None
     concurrency: int | None = None
@@ -46,7 +49,8 @@ class PerfSettings:
         """The command line's options that choose what is judged."""
         options = (("beam", self.beam), ("concurrency", self.concurrency))
         revisions = (("against", self.against), ("candidate", self.candidate))
-        return [word for name, value in (*options, *revisions) if value for word in (f"--{name}", str(value))]
+        places = (("baselines-dir", None if self.baselines == BASELINES else display_path(self.baselines)),)
+        return [word for name, value in (*options, *revisions, *places) if value for word in (f"--{name}", str(value))]
 
 
 @dataclass(frozen=True, slots=True)
