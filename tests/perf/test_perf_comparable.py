@@ -200,7 +200,7 @@ def test_the_repeat_command_names_cells_and_commits(bench: Bench) -> None:
     for check in suite.run(context, narrowed):
         words = check.repeat.split()
         assert words[:4] == ["python", "-m", "flashrec_harness", "perf"]
-        assert words[-2:] == ["--beam", "4"]
+        assert words[-4:] == ["--beam", "4", "--baselines-dir", str(bench.baselines)]
 
 
 def test_trends_stand_beside_the_cells_that_they_are_of(bench: Bench) -> None:

@@ -94,33 +94,39 @@ def test_client_processes_share_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None
     def load(requests: int, concurrency: int, rate: float | None, seed: int, *, keep: bool) -> fleet.Load:
         assert keep
         plans.extend(server._fleet.plans(requests, concurrency, rate, seed))
-        return fleet.Load(shots, 0.0, {1: b"13"})
+        return fleet.Load(shots, 0.0, {1: b"13"}, ["HangError: silence"])
 
     monkeypatch.setattr(server._fleet, "load", load)
     found = server.open(3, 8.0, seed=5)
     assert [plan.payloads for plan in plans] == [[b"3", b"23"], [b"13", b"33"]]
-    due = poisson_arrivals(4, 8.0, 5)
-    assert [(plan.requests, plan.dues) for plan in plans] == [(2, due[::2]), (2, due[1::2])]
-    assert [answer.due for answer in found.answers] == pytest.approx([0.0, 0.6, 0.7, 1.0])
-    assert [answer.error for answer in found.answers] == ["", "HTTP 503", "", "no answer"]
+    due = poisson_arrivals(3, 8.0, 5)
+    assert [(plan.requests, plan.dues) for plan in plans] == [(2, due[::2]), (1, due[1::2])]
+    assert [answer.due for answer in found.answers] == pytest.approx([0.0, 0.6, 0.7])
+    assert [answer.error for answer in found.answers] == ["", "HTTP 503", ""]
     assert found.latencies_ms == pytest.approx([500, 300])
     assert found.wall_s == pytest.approx(1.0)
     assert server.outputs_digest() == subjects.digest_outputs({1: [[13]]})
-    server.closed(4, 4)
-    assert [plan.first for plan in plans] == [0] * 4, "each load begins with the same prompts"
-    with pytest.raises(RuntimeError, match="none of 4 requests"):
+    plans.clear()
+    found = server.closed(5, 3)
+    assert [(plan.first, plan.requests, plan.concurrency) for plan in plans] == [(0, 3, 2), (0, 2, 1)]
+    assert [answer.error for answer in found.answers[3:]] == ["HangError: silence", "no answer"]
+    with pytest.raises(RuntimeError, match="none of 4 requests was answered: is the server gone"):
         fleet.Load([], 0.0).result(4)
-    with pytest.raises(ConfigError, match="multiple of clients"):
-        Sweep(n=1, shares=(0.5,), target_ms=1.0, concurrency=4, clients=3)
+    with pytest.raises(RuntimeError, match="none of 4 requests was answered: ConnectionError: half"):
+        fleet.Load([], 0.0, lost=["ConnectionError: half"]).result(4)
+    with pytest.raises(ConfigError, match="without TLS or a path"):
+        HttpSubject("https://nowhere")
+    with pytest.raises(ConfigError, match="clients must lie in 1 to concurrency"):
+        Sweep(n=1, shares=(0.5,), target_ms=1.0, concurrency=4, clients=5)
 
 
 @pytest.mark.parametrize(
-    ("cores", "concurrency", "clients"), [(16, 32, 8), (16, 1, 1), (16, 12, 6), (16, 7, 7), (2, 32, 1), (4, 32, 2)]
+    ("cores", "concurrency", "clients"), [(16, 32, 8), (16, 1, 1), (16, 13, 8), (16, 7, 7), (2, 32, 1), (4, 32, 2)]
 )
-def test_a_closed_loop_has_as_many_client_processes_as_share_it_evenly(
+def test_half_of_the_cores_send_a_closed_loop(
     monkeypatch: pytest.MonkeyPatch, cores: int, concurrency: int, clients: int
 ) -> None:
-    monkeypatch.setattr(subjects.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(subjects.os, "sched_getaffinity", lambda _: set(range(cores)))
     assert subjects._clients_for(Cell(n=1, concurrency=concurrency, drive="closed")) == clients
     assert subjects._clients_for(Cell(n=1, rate=5.0, drive="open")) == min(8, cores // 2)
 

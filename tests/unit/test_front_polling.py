@@ -95,6 +95,17 @@ def test_no_front_polls_while_the_server_holds_several_requests(clock: Clock) ->
     assert loop.rounds(10) == 1
 
 
+def test_no_front_polls_while_a_thread_works_for_its_request(clock: Clock) -> None:
+    loop, places = polled([0])
+    places.take()
+    assert loop.rounds(10) == 10
+    with places.hand_over():
+        assert loop.rounds(10) == 1
+        places.on_change()
+        assert loop.rounds(10) == 0
+    assert loop.rounds(10) == 10, "back on the loop"
+
+
 def test_one_round_follows_another_and_not_two(clock: Clock) -> None:
     loop, places = polled([0])
     for _ in range(5):
@@ -121,6 +132,6 @@ def test_a_real_loop_sleeps_afterwards() -> None:
 def test_the_default_is_for_gpus_on_hosts_with_cores_to_spare(
     monkeypatch: pytest.MonkeyPatch, device: str, cores: int, expected: bool
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     config: Any = SimpleNamespace(torch_device=torch.device(device))
     assert serve._polls_by_default(config) is expected

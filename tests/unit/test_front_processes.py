@@ -18,6 +18,7 @@ from server_support import error_of, wait_until, write_checkpoint
 from test_server_process import Served
 
 from flashrec.errors import ConfigError
+from flashrec.front import polling
 from flashrec.front.serve import bind_shared
 from flashrec.server.run import bind, claim
 
@@ -184,9 +185,19 @@ def test_a_front_that_stays_awake_for_a_request_sleeps_when_there_is_none(proces
     def spent() -> float:
         return sum(each.cpu_times().user + each.cpu_times().system for each in fronts)
 
-    before = spent()
-    time.sleep(1.0)
-    assert spent() - before < 0.3, "of two processes in one second"
+    def idle() -> float:
+        before = spent()
+        time.sleep(1.0)
+        return spent() - before
+
+    assert idle() < 0.3, "of two processes in one second"
+    before, holds = spent(), 8
+    for _ in range(holds):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as holder:
+            holder.sendall(HEAD + BODY[:1])
+            time.sleep(2 * polling._AWAKE_S)
+    assert spent() - before > holds * polling._AWAKE_S / 4, "beside other processes on two cores"
+    assert idle() < 0.3, "not for ever"
 
 
 def test_a_template_that_no_front_can_use_stops_the_start(checkpoint: Path, tmp_path: Path) -> None:

@@ -7,14 +7,18 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import psutil
 import pytest
 from server_support import running
 
@@ -237,7 +241,7 @@ def test_every_process_carries_out_its_own_plan_from_the_same_moment_on() -> Non
 class InThisProcess:
     """A pool of one that runs what it is given at once."""
 
-    def __init__(self, _: int, *, mp_context: object) -> None: ...
+    def __init__(self, _: int, *, mp_context: object, initializer: object) -> None: ...
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         done = Future[Any]()
@@ -257,6 +261,60 @@ class Echo:
 
     def post(self, path: str, body: bytes) -> Reply:
         return Reply(200, b"answer " + body)
+
+
+def test_client_processes_end_with_whoever_started_them(tmp_path: Path) -> None:
+    """Killed, as a measuring process is whose time is over."""
+    code = (
+        "import os, time\n"
+        "from flashrec_harness.overload.fleet import Fleet\n"
+        "if __name__ == '__main__':\n"
+        "    fleet = Fleet('http://127.0.0.1:9', [b'0', b'1'], 2)\n"
+        "    print(*[pool.submit(os.getpid).result() for pool in fleet._pools], flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    script = tmp_path / "owner.py"
+    script.write_text(code)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        clients = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
+        owner.kill()
+    assert len(clients) == 2
+    assert psutil.wait_procs(clients, timeout=10)[1] == []
+
+
+@contextmanager
+def listening() -> Iterator[tuple[str, set[object]]]:
+    """A server that answers ``{}``, and the clients' ends of its connections."""
+    connections: set[object] = set()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            connections.add(self.client_address)
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", connections
+        server.shutdown()
+
+
+def test_connections_stay_open_from_load_to_load() -> None:
+    """Or the first answers of every timed round would open them."""
+    with listening() as (url, connections):
+        load = fleet.Fleet(url, [b"{}"], 1)
+        for _ in range(3):
+            assert [shot.status for shot in load.load(12, 3).shots] == [200] * 12
+        assert len(connections) <= 3
+        load.close()
 
 
 def test_a_process_sends_on_from_where_its_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,6 +344,7 @@ def test_a_process_sends_on_from_where_its_plan_says(monkeypatch: pytest.MonkeyP
 def test_answers_of_several_processes_are_numbered_as_their_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "ProcessPoolExecutor", InThisProcess)
     monkeypatch.setattr(fleet, "Client", Echo)
+    monkeypatch.setattr(fleet, "_client", Echo)
     load = fleet.Fleet("http://nowhere", [b"%d" % number for number in range(5)], 2)
     found = load.load(6, 2, keep=True)
     assert found.contents == {number: b"answer %d" % number for number in range(5)}

@@ -143,6 +143,28 @@ def test_a_late_failure_of_an_abandoned_request_is_silent(shop: Running) -> None
     assert shop.client.get("/health").status_code == 200
 
 
+def test_the_first_of_a_list_to_fail_answers_for_all(shop: Running) -> None:
+    """Long before the deadline, and the others are cancelled."""
+    shop.scheduler.hold = True
+
+    def fail_second() -> None:
+        wait_until(lambda: len(shop.scheduler.pending) == 3)
+        second = shop.scheduler.submitted[1].rid
+        shop.scheduler.pending[second].set_exception(NonFiniteError("the second"))
+
+    failing = threading.Thread(target=fail_second)
+    failing.start()
+    start = time.monotonic()
+    response = shop.post("/generate", {"input_ids": [[1], [2], [3]], "timeout": 15.0})
+    failing.join()
+    assert response.status_code == 500
+    assert "the second" in error_of(response)["message"]
+    assert time.monotonic() - start < 5
+    first, second, third = (request.rid for request in shop.scheduler.submitted)
+    assert sorted(shop.scheduler.cancelled) == sorted([first, third])
+    assert second not in shop.scheduler.cancelled
+
+
 def test_client_ids_never_reach_the_scheduler(shop: Running) -> None:
     """Two clients that choose one rid must not cancel each other."""
     for _ in range(2):

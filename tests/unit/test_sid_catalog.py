@@ -272,3 +272,13 @@ def test_item_strings_by_position_slice_and_iteration(tmp_path: Path) -> None:
     assert items[-1] == "日本"
     with pytest.raises(IndexError):
         items[5]
+
+
+def test_titles_are_those_of_an_item_s_first_row(tmp_path: Path) -> None:
+    lines = ["item_id\tsid\ttitle", "b\t1,2,3\tB", "a\t1,2,4\tA", "c\t2,2,3\t"]
+    path = tmp_path / "items.tsv"
+    path.write_text("\n".join(lines) + "\n")
+    catalog = load_catalog(path, None)
+    wanted = ["c", "nowhere", "a", "b", "a"]
+    assert catalog.titles_of(wanted) == ["", None, "A", "B", "A"] == [catalog.title_of(item) for item in wanted]
+    assert catalog.titles_of([]) == []

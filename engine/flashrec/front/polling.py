@@ -18,8 +18,9 @@ _LINGER_S = 0.001
 class BusyPolling:
     """Keeps an event loop from sleeping: it looks for events again and again, which takes one processor meanwhile.
 
-    A process that slept does everything slowly for a while, waking up included. ``places`` are the server's; all
-    methods run on the loop.
+    A process that slept does everything slowly for a while, waking up included. It sleeps all the same while a thread
+    of its own works for a request, which would have to ask it for the interpreter's lock, and is not woken when
+    another process's request ends. ``places`` are the server's; all methods run on the loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, places: Places) -> None:
@@ -30,13 +31,14 @@ class BusyPolling:
         places.on_change = self._changed
 
     def _changed(self) -> None:
-        """A request has come to this process, or gone from it."""
+        """A request has come to this process, gone from it, or come back to its loop."""
         self._until = time.monotonic() + (_AWAKE_S if self._places.held else _LINGER_S)
         if not self._polling:
             self._polling = True
             self._poll()
 
     def _poll(self) -> None:
-        self._polling = self._places.taken <= _LONE and time.monotonic() < self._until
+        places = self._places
+        self._polling = places.taken <= _LONE and not places.threads and time.monotonic() < self._until
         if self._polling:
             self._loop.call_soon(self._poll)

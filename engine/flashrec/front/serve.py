@@ -47,7 +47,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig) -> int:
 def _fronts_by_default(engine_config: EngineConfig) -> int:
     """Enough for what a device can answer; one on a CPU, where sockets beside the engine cost a quarter of its goodput
     at four times its capacity (two cores, 2026-11-30)."""
-    cores = os.cpu_count() or 1
+    cores = _cores()
     if engine_config.torch_device.type == "cuda":
         return min(_FRONTS, cores // _CORES_PER_FRONT)
     return 1 if cores > 1 else 0
@@ -55,7 +55,12 @@ def _fronts_by_default(engine_config: EngineConfig) -> int:
 
 def _polls_by_default(engine_config: EngineConfig) -> bool:
     """On a CPU the engine's threads want every core."""
-    return engine_config.torch_device.type == "cuda" and (os.cpu_count() or 1) >= _CORES_TO_POLL
+    return engine_config.torch_device.type == "cuda" and _cores() >= _CORES_TO_POLL
+
+
+def _cores() -> int:
+    """Those that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager

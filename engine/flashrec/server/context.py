@@ -48,7 +48,8 @@ class Context:
     async def in_pool(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run host work (tokenisation, JSON) on a worker thread, off the event loop and engine thread."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.pool, lambda: function(*args, **kwargs))
+        with self.lifecycle.places.hand_over():
+            return await loop.run_in_executor(self.pool, lambda: function(*args, **kwargs))
 
     async def on_host(self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run host work on about ``size`` bytes: at once if that is little, else :meth:`in_pool`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Iterator, MutableSequence
 
 from flashrec.server.errors import ApiError
 
@@ -16,8 +17,10 @@ class Places:
     def __init__(self, counts: MutableSequence[int] | None = None, own: int = 0) -> None:
         self._counts = [0] if counts is None else counts
         self._own = own
+        self.threads = 0
+        """Requests of this process that a thread works for; see :meth:`hand_over`."""
         self.on_change: Callable[[], None] = lambda: None
-        """Called when this process holds one more or one less."""
+        """Called when this process holds one more or one less, or a thread has done its work."""
 
     @property
     def taken(self) -> int:
@@ -36,6 +39,16 @@ class Places:
     def give(self) -> None:
         self._counts[self._own] -= 1
         self.on_change()
+
+    @contextlib.contextmanager
+    def hand_over(self) -> Iterator[None]:
+        """A thread works for a request meanwhile, and wants the interpreter's lock."""
+        self.threads += 1
+        try:
+            yield
+        finally:
+            self.threads -= 1
+            self.on_change()
 
 
 class Lifecycle:

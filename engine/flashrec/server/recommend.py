@@ -64,7 +64,7 @@ def prepare(context: Context, body: RecommendRequest) -> Job:
         }
 
     names = filter_names() | {"n": "k", "input_ids": "history"}
-    return Job(requests=[request], render=render, names=names, timeout=body.timeout, pins=pins)
+    return Job(requests=[request], render=render, names=names, timeout=body.timeout, pins=pins, beam_bytes=256)
 
 
 def top_items(context: Context, catalog: Catalog, result: Result, k: int) -> list[dict[str, object]]:
@@ -78,16 +78,18 @@ def top_items(context: Context, catalog: Catalog, result: Result, k: int) -> lis
             if item in ranked:
                 continue
             if len(ranked) == k:
-                return list(ranked.values())
+                break
             ranked[item] = {
                 "rank": len(ranked) + 1,
                 "item_id": item,
-                "title": catalog.title_of(item),
+                "title": None,
                 "score": beam.score,
                 "cumulative_logprob": beam.cumulative_logprob,
                 "sid": list(beam.sid),
                 "sid_text": layout.text(beam.sid),
             }
+    for row, title in zip(ranked.values(), catalog.titles_of(list(ranked)), strict=True):
+        row["title"] = title
     return list(ranked.values())
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+import multiprocessing.connection
+import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -32,12 +36,13 @@ class Shot:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """All shots of a load, in no order, the cores that its clients kept busy (CPU seconds per second), and by payload
-    the last answer (200) to it, where they were to be kept."""
+    """All shots of a load, in no order, the cores that its clients kept busy (CPU seconds per second), by payload the
+    last answer (200) to it, where they were to be kept, and what became of the requests that got no answer."""
 
     shots: Sequence[Shot]
     cores: float
     contents: Mapping[int, bytes] = field(default_factory=dict)
+    lost: Sequence[str] = ()
 
     def result(self, requests: int) -> LoadResult:
         """The shots of several processes as one loop's answers, in the order in which they were due.
@@ -46,7 +51,8 @@ class Load:
         any.
         """
         if not self.shots:
-            raise RuntimeError(f"none of {requests} requests was answered: is the server gone?")
+            why = self.lost[0] if self.lost else "is the server gone?"
+            raise RuntimeError(f"none of {requests} requests was answered: {why}")
         shots = sorted(self.shots, key=lambda shot: shot.end - shot.seconds - shot.late)
         begin = shots[0].end - shots[0].seconds - shots[0].late
         end = max(shot.end for shot in shots) - begin
@@ -59,7 +65,9 @@ class Load:
             )
             for index, shot in enumerate(shots)
         ]
-        answers += [Answer(index, end, end, "no answer") for index in range(len(shots), requests)]
+        for index in range(len(shots), requests):
+            number = index - len(shots)
+            answers.append(Answer(index, end, end, self.lost[number] if number < len(self.lost) else "no answer"))
         return LoadResult(tuple(answers), end)
 
 
@@ -80,31 +88,67 @@ class Plan:
     keep: bool = False
 
 
-def fire(plan: Plan) -> tuple[list[Shot], float, dict[int, bytes]]:
-    """Carry a plan out; its shots, the CPU seconds that this process spent on them, and the answers by payload."""
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """What one process makes of a plan: its shots, the CPU seconds that it spent on them, the answers by place among
+    its payloads, and the errors of what got none."""
+
+    shots: list[Shot] = field(default_factory=list)
+    spent: float = 0.0
+    contents: dict[int, bytes] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+
+
+def fire(plan: Plan, client: Client) -> Fired:
+    """Carry a plan out."""
+    if not plan.requests:
+        return Fired()
     shots: dict[int, Shot] = {}
     contents: dict[int, bytes] = {}
     time.sleep(max(0.0, plan.begin - time.time()))
     spent = time.process_time()
-    with Client(plan.url) as client:
 
-        def send(index: int) -> None:
-            payload = (plan.first + index) % len(plan.payloads)
-            start = time.time()
-            reply = client.post(plan.path, plan.payloads[payload])
-            end = time.time()
-            shots[index] = Shot(reply.status, end - start, end)
-            if plan.keep and reply.status == 200:
-                contents[payload] = reply.content
+    def send(index: int) -> None:
+        payload = (plan.first + index) % len(plan.payloads)
+        start = time.time()
+        reply = client.post(plan.path, plan.payloads[payload])
+        end = time.time()
+        shots[index] = Shot(reply.status, end - start, end)
+        if plan.keep and reply.status == 200:
+            contents[payload] = reply.content
 
-        if plan.dues is None:
-            closed_loop(send, plan.requests, plan.concurrency)
-        else:
-            for answer in arrivals(send, plan.dues, max_in_flight=THREADS).answers:
-                if not answer.error:
-                    shot = shots[answer.index]
-                    shots[answer.index] = replace(shot, late=max(0.0, answer.latency_s - shot.seconds))
-    return list(shots.values()), time.process_time() - spent, contents
+    if plan.dues is None:
+        found = closed_loop(send, plan.requests, plan.concurrency)
+    else:
+        found = arrivals(send, plan.dues, max_in_flight=THREADS)
+        for answer in found.answers:
+            if not answer.error:
+                shot = shots[answer.index]
+                shots[answer.index] = replace(shot, late=max(0.0, answer.latency_s - shot.seconds))
+    lost = [answer.error for answer in found.failures]
+    return Fired(list(shots.values()), time.process_time() - spent, contents, lost)
+
+
+@functools.cache
+def _client(url: str) -> Client:
+    """A client process's own: its connections last as long as it does, so that only a first load opens any."""
+    return Client(url)
+
+
+def _fire(plan: Plan) -> Fired:
+    return fire(plan, _client(plan.url))
+
+
+def _end_with_parent() -> None:
+    """Whoever started this process may be killed, and would leave it behind."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _ready() -> None:
@@ -113,27 +157,33 @@ def _ready() -> None:
 
 class Fleet:
     """Client processes that share a load evenly, each with payloads of its own where there are enough; one alone is
-    this process. A load goes on where the one before ended: a payload comes again when all have been sent."""
+    this process. A load goes on where the one before ended: a payload comes again when all have been sent. Connections
+    stay open from load to load. Raises :class:`ConfigError` for an address that load cannot be sent to."""
 
     def __init__(self, url: str, payloads: Sequence[bytes], clients: int, path: str = "/generate") -> None:
         self._url, self._path = url, path
         everything = range(len(payloads))
         self._numbers = [everything[number::clients] or everything for number in range(clients)]
         self._payloads = [[payloads[number] for number in numbers] for numbers in self._numbers]
-        self._sent = 0
+        self._sent = [0] * clients
+        self._own = Client(url)
         spawn = multiprocessing.get_context("spawn")
         # A pool each: of one for all, whoever is ready first would carry out several plans, one after the other.
-        self._pools = [ProcessPoolExecutor(1, mp_context=spawn) for _ in range(clients)] if clients > 1 else []
+        self._pools = [
+            ProcessPoolExecutor(1, mp_context=spawn, initializer=_end_with_parent)
+            for _ in range(clients if clients > 1 else 0)
+        ]
         for started in [pool.submit(_ready) for pool in self._pools]:
             started.result()
 
     def close(self) -> None:
         for pool in self._pools:
             pool.shutdown()
+        self._own.close()
 
     def rewind(self) -> None:
         """Let the next load begin with the first payloads again."""
-        self._sent = 0
+        self._sent = [0] * len(self._sent)
 
     def load(
         self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0, *, keep: bool = False
@@ -142,39 +192,35 @@ class Fleet:
         begin = time.time() + (_LEAD_S if self._pools else 0.0)
         plans = [replace(plan, begin=begin, keep=keep) for plan in self.plans(requests, concurrency, rate, seed)]
         if self._pools:
-            running = [pool.submit(fire, plan) for pool, plan in zip(self._pools, plans, strict=True)]
+            running = [pool.submit(_fire, plan) for pool, plan in zip(self._pools, plans, strict=True)]
             found = [one.result() for one in running]
         else:
-            found = list(map(fire, plans))
+            found = [fire(plan, self._own) for plan in plans]
         seconds = time.time() - begin
+        contents = {
+            numbers[payload]: content
+            for numbers, one in zip(self._numbers, found, strict=True)
+            for payload, content in one.contents.items()
+        }
         return Load(
-            [shot for shots, _, _ in found for shot in shots],
-            sum(spent for _, spent, _ in found) / seconds,
-            {
-                numbers[payload]: content
-                for numbers, (_, _, contents) in zip(self._numbers, found, strict=True)
-                for payload, content in contents.items()
-            },
+            [shot for one in found for shot in one.shots],
+            sum(one.spent for one in found) / seconds,
+            contents,
+            [error for one in found for error in one.lost],
         )
 
     def plans(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> list[Plan]:
-        """The next load, a plan for each client process: of one Poisson stream each takes its turn."""
+        """The next load, a plan for each client process: requests and concurrency as evenly as they go, of one Poisson
+        stream each its turn."""
         share = len(self._payloads)
-        each = max(1, requests // share)
-        first, self._sent = self._sent, self._sent + each
-        dues = None if rate is None else poisson_arrivals(each * share, rate, seed)
-        return [
-            Plan(
-                self._url,
-                self._path,
-                payloads,
-                first,
-                each,
-                max(1, concurrency // share),
-                None if dues is None else dues[number::share],
-            )
-            for number, payloads in enumerate(self._payloads)
-        ]
+        dues = None if rate is None else poisson_arrivals(requests, rate, seed)
+        plans = []
+        for number, payloads in enumerate(self._payloads):
+            count, at_once = (total // share + (number < total % share) for total in (requests, concurrency))
+            first, self._sent[number] = self._sent[number], self._sent[number] + count
+            turns = None if dues is None else dues[number::share]
+            plans.append(Plan(self._url, self._path, payloads, first, count, max(1, at_once), turns))
+        return plans
 
 
 def steady_rate(shots: Sequence[Shot]) -> float:

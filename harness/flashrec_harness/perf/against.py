@@ -113,12 +113,13 @@ def _validity(pairs: Pairs, old: Revision, new: Revision, foreign: list[str]) ->
         broken += [f"{side.label}: {rule}" for rule in broken_rules(Measurement(processes), pairs.workload, [])]
     broken += [f"another process is on the device: {', '.join(foreign)}"] if foreign else []
     count = len(pairs.b)
-    most = ", the most that are run" if count == stats.MAX_PAIRS else ""
+    most = ", the most that are run" if pairs.planned == stats.MAX_PAIRS else ""
+    ran = f"{count} of {pairs.planned} planned" if pairs.cut_short else f"{count}"
     return Check(
         SUITE,
         "paired measurement is valid",
         Outcome.INVALID if broken else Outcome.PASS,
-        f"{count} ABBA pairs of fresh processes of {old.label} and {new.label}{most}: the number follows from a "
+        f"{ran} ABBA pairs of fresh processes of {old.label} and {new.label}{most}: the number follows from a "
         f"spread of {stats.percent(pairs.spread):.2f} % in the first {stats.MIN_PAIRS} (the noisiest: "
         f"{' '.join(pairs.widest)}); "
         f"{len(broken)} rule(s) broken",

@@ -36,8 +36,9 @@ Outputs = dict[int, list[list[int]]]
 class Subject(Protocol):
     """One thing under measurement, for one cell at a time."""
 
-    def prepare(self, cell: Cell, prompts: Sequence[Prompt], clients: int | None = None) -> None:
-        """Take the next cell; forgets the outputs of the last. A server is loaded by so many ``clients`` processes."""
+    def prepare(self, cell: Cell, prompts: Sequence[Prompt], *, clients: int | None = None, keep: bool = True) -> None:
+        """Take the next cell; forgets the outputs of the last. A server is loaded by so many ``clients`` processes, and
+        its answers are kept if they will be asked for."""
 
     def round_size(self, cell: Cell) -> int:
         """Requests per round."""
@@ -120,7 +121,7 @@ class EngineSubject(Threads):
         self._token_ids: dict[int, NDArray[np.int32]] = {}
         self._prompt_tokens = self._cached_tokens = 0
 
-    def prepare(self, cell: Cell, prompts: Sequence[Prompt], clients: int | None = None) -> None:
+    def prepare(self, cell: Cell, prompts: Sequence[Prompt], *, clients: int | None = None, keep: bool = True) -> None:
         from flashrec import Request
         from flashrec.runtime.scheduler import Scheduler
 
@@ -193,11 +194,13 @@ class HttpSubject:
         self._sid_tokens = sid_tokens
         self._bodies: list[bytes] = []
         self._contents: dict[int, bytes] = {}
-        self._clients = 1
+        self._keep = True
         self._open = ExitStack()
+        Client(url).close()  # or says why load cannot be sent there
 
-    def prepare(self, cell: Cell, prompts: Sequence[Prompt], clients: int | None = None) -> None:
+    def prepare(self, cell: Cell, prompts: Sequence[Prompt], *, clients: int | None = None, keep: bool = True) -> None:
         self.close()
+        self._keep = keep
         length = cell.max_tokens or self._sid_tokens
         self._bodies = [orjson.dumps(self._dialect.body(prompt, cell.n, length)) for prompt in prompts]
         self._contents = {}
@@ -205,10 +208,8 @@ class HttpSubject:
             self._client = self._open.enter_context(Client(self.url))
             self._threads = self._open.enter_context(ThreadPoolExecutor(cell.concurrency))
             return
-        self._clients = clients or _clients_for(cell)
-        self._fleet = self._open.enter_context(
-            closing(Fleet(self.url, self._bodies, self._clients, self._dialect.path))
-        )
+        clients = clients or _clients_for(cell)
+        self._fleet = self._open.enter_context(closing(Fleet(self.url, self._bodies, clients, self._dialect.path)))
 
     def round_size(self, cell: Cell) -> int:
         return self._requests or cell.requests
@@ -230,9 +231,8 @@ class HttpSubject:
         return self._load(requests, 1, rate, seed)
 
     def _load(self, requests: int, concurrency: int, rate: float | None, seed: int) -> LoadResult:
-        requests = -(-requests // self._clients) * self._clients  # each process sends as many as the others
         self._fleet.rewind()
-        load = self._fleet.load(requests, concurrency, rate, seed, keep=True)
+        load = self._fleet.load(requests, concurrency, rate, seed, keep=self._keep)
         self._contents |= load.contents
         return load.result(requests)
 
@@ -266,8 +266,6 @@ class HttpSubject:
 
 
 def _clients_for(cell: Cell) -> int:
-    """Client processes of a cell's load: at most half of the cores, and in a closed loop each as many clients."""
-    most = min(_MOST_CLIENTS, max(1, (os.cpu_count() or 1) // 2))
-    if cell.drive == "open":
-        return most
-    return max(count for count in range(1, most + 1) if cell.concurrency % count == 0)
+    """Client processes of a cell's load: at most half of the cores, and in a closed loop no more than clients."""
+    most = min(_MOST_CLIENTS, max(1, len(os.sched_getaffinity(0)) // 2))
+    return most if cell.drive == "open" else min(most, cell.concurrency)

@@ -117,7 +117,8 @@ def _sweep(subject: Subject, workload: Workload, material: Material) -> dict[str
     if sweep is None:
         return {}
     prompts = prompts_of(material, workload, sweep)
-    subject.prepare(Cell(n=sweep.n, concurrency=sweep.concurrency, drive="closed"), prompts, clients=sweep.clients)
+    cell = Cell(n=sweep.n, concurrency=sweep.concurrency, drive="closed")
+    subject.prepare(cell, prompts, clients=sweep.clients, keep=False)
     return measure_sweep(subject, sweep, workload.seed)
 
 

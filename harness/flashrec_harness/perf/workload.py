@@ -61,7 +61,7 @@ class Sweep:
     since its rates are the machine's own.
 
     ``context`` is the prompt length in random tokens, each loop with an empty prefix cache; ``None`` for prompts from
-    real histories, which stay cached. A server is asked by ``clients`` processes.
+    real histories, which stay cached. A server is asked by ``clients`` processes, by default as many as of a cell.
     """
 
     n: int
@@ -70,11 +70,11 @@ class Sweep:
     context: int | None = None
     concurrency: int = 32
     seconds: float = 5.0
-    clients: int = 1
+    clients: int | None = None
 
     def __post_init__(self) -> None:
-        if self.clients < 1 or self.concurrency % self.clients:
-            raise ConfigError("workload: sweep: concurrency must be a multiple of clients, 1 or more")
+        if self.clients is not None and not 1 <= self.clients <= self.concurrency:
+            raise ConfigError("workload: sweep: clients must lie in 1 to concurrency")
         if not self.shares or min(self.shares) <= 0 or list(self.shares) != sorted(set(self.shares)):
             raise ConfigError("workload: sweep: shares must be rising and above 0")
         if not (self.target_ms > 0 and self.seconds > 0):

@@ -39,7 +39,7 @@ class TransformersSubject(Threads):
         self._prompts: Sequence[Prompt] = ()
         self._outputs: Outputs = {}
 
-    def prepare(self, cell: Cell, prompts: Sequence[Prompt], clients: int | None = None) -> None:
+    def prepare(self, cell: Cell, prompts: Sequence[Prompt], *, clients: int | None = None, keep: bool = True) -> None:
         self._cell, self._prompts, self._outputs = cell, prompts, {}
 
     def round_size(self, cell: Cell) -> int:
