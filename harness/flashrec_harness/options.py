@@ -28,7 +28,7 @@ Url = Annotated[
     str | None,
     typer.Option(
         "--url",
-        help="Judge a running server: ours; SGLang, but not by soak; one with OpenAI's /v1/completions alone by "
+        help="Judge a running server, http://HOST:PORT: ours; SGLang, but not by soak; one with OpenAI's /v1/completions alone by "
         "determinism and perf.",
     ),
 ]

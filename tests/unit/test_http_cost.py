@@ -344,6 +344,7 @@ def test_a_server_is_measured_against_the_engine(tmp_path: Path, monkeypatch: py
         assert rows["CPU ms per request: front 1"]["HTTP"] > 0
         assert rows["CPU ms per request: engine"]["HTTP"] > 0
         assert rows["CPU ms per request: taken by the host"]["in process"] > 0
+        assert (check.data["server"]["http_processes"], check.data["server"]["busy_poll"]) == (1, False)
 
 
 def engine() -> Engine:

@@ -70,9 +70,13 @@ class Served:
     def load(self, load: list[Share]) -> Fired:
         return Fired(*self._clients.load(self._url, load))
 
-    def counters(self) -> Counters:
+    def told(self, section: str) -> Any:
+        """A section of the server's ``/server_info``."""
         with Client(self._url) as client:
-            engine: Any = json_of(client.get("/server_info"))["engine"]
+            return json_of(client.get("/server_info"))[section]
+
+    def counters(self) -> Counters:
+        engine = self.told("engine")
         fronts = [child for child in self._process.children(recursive=True) if SPAWNED in " ".join(child.cmdline())]
         cpu = {"engine": _cpu_s([self._process])}
         cpu |= {f"front {number}": _cpu_s([front]) for number, front in enumerate(fronts, 1)}

@@ -60,6 +60,7 @@ def run(context: SuiteContext, settings: HttpCostSettings | None = None) -> list
     with sides as (served, inside):
         paces = [lockstep(inside, point, loads) for point in chosen]
         inside.start()
+        server = served.told("server")
         woken = served.load(loads.load(WAKE, 2 * WAKE.concurrency, turn=0))
         found = [
             measure(point, served, inside, loads, pace=pace, seconds=settings.seconds, rounds=settings.rounds)
@@ -67,7 +68,7 @@ def run(context: SuiteContext, settings: HttpCostSettings | None = None) -> list
         ]
     checks = judged(found, Counter(shot.status for shot in woken.shots))
     for check in checks:
-        check.data |= {"settings": asdict(settings), "engine": dict(engine)}
+        check.data |= {"settings": asdict(settings), "engine": dict(engine), "server": server}
     return checks
 
 
