@@ -28,8 +28,8 @@ Url = Annotated[
     str | None,
     typer.Option(
         "--url",
-        help="Judge a running server, http://HOST:PORT: ours; SGLang, but not by soak; one with OpenAI's /v1/completions alone by "
-        "determinism and perf.",
+        help="Judge a running server, http://HOST:PORT: ours; SGLang, but not by soak; one with OpenAI's "
+        "/v1/completions alone by determinism and perf.",
     ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="The short form: fewer cases, same rules.")]
