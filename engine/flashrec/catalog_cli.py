@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -83,7 +84,8 @@ def convert(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
     """Convert a catalog, read the result back, and compare the two."""
-    if out.exists() and not overwrite:
+    there = os.path.exists(out)  # Path.exists raises where it may not look
+    if there and not overwrite:
         raise CatalogError(f"{out}: exists already; name another file, or replace it with --overwrite")
     catalog, layout = _load(file, model_path, sid, Packing(base, depth) if packed else None)
     kind = to or format_of(out)
@@ -92,6 +94,8 @@ def convert(
     sizes = layout.sizes if layout is not None else _sizes(catalog)
     written = load_catalog(out, layout, sid_sizes=sizes, packing=packing)
     if written.digest != catalog.digest:
+        if not there:
+            out.unlink()
         raise CatalogError(f"{out}: read back, it differs from {file}: this format cannot hold these item ids")
     lost = " (titles left out: JSON has no place for them)" if catalog.titles and not written.titles else ""
     typer.echo(

@@ -1,7 +1,7 @@
 """``flashrec-harness``: judge a checkpoint, keep baselines, read reports.
 
 Exit codes (SPEC H2): 0 nothing failed, 1 a failure, 2 usage, 4 invalid or inconclusive; ``--strict`` makes
-"not run" a failure.
+"not run" a failure. 130: interrupted, and nothing had failed by then.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def _command_line() -> str:
 def _conclude(session: Session, suites: dict[str, list[Check]], lines: list[Check], *, strict: bool) -> None:
     report, directory = session.finish(suites, lines)
     terminal.show(report, _console, directory=directory)
-    raise typer.Exit(_INTERRUPTED if session.interrupted else exit_code(report.judged, strict=strict))
+    code: int = exit_code(report.judged, strict=strict)
+    raise typer.Exit(_INTERRUPTED if session.interrupted and code != ExitCode.FAILED else code)
 
 
 def _one_suite(

@@ -8,6 +8,7 @@ this one: 0.34 / 0.14 to 0.21 ms (the host of an H200, 2026-12-01).
 from __future__ import annotations
 
 import re
+import select
 import socket
 import struct
 import time
@@ -87,15 +88,16 @@ class Client:
         head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
         if payload is not None:
             head += f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n"
-        connection = self._connection()
+        connection: socket.socket | None = None
         try:
+            connection = self._connection()
             connection.sendall(head.encode() + b"\r\n" + (payload or b""))
             status, headers, content = _answer(connection)
-        except TimeoutError:
-            connection.close()
-            raise HangError(f"{method} {path}: no answer in {TIMEOUT_S:g} s") from None
-        except BaseException:
-            connection.close()
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, TimeoutError):
+                raise HangError(f"{method} {path}: no answer in {TIMEOUT_S:g} s") from None
             raise
         if headers.get(b"connection", b"").lower() == b"close":
             connection.close()
@@ -104,18 +106,25 @@ class Client:
         return Reply(status, content)
 
     def _connection(self) -> socket.socket:
-        """A free connection that has not rested for long, or a fresh one."""
+        """A free connection that the server has not closed, nor is about to, or a fresh one."""
         while self._free:
             try:
                 connection, used = self._free.pop()
             except IndexError:  # another thread took it
                 break
-            if time.monotonic() - used < _IDLE_S:
+            if time.monotonic() - used < _IDLE_S and not _readable(connection):
                 return connection
             connection.close()
         connection = socket.create_connection((self._host, self._port), timeout=TIMEOUT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
+
+
+def _readable(connection: socket.socket) -> bool:
+    """Whether something has come, which on a connection that rests can only be its end."""
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 def _answer(connection: socket.socket) -> tuple[int, dict[bytes, bytes], bytes]:

@@ -129,17 +129,17 @@ def record(
         with httpx.Client(base_url=url, timeout=FLUSH_TIMEOUT_S, trust_env=False) as client:
             options = {"profile_prefix": "harness", "with_stack": load.busy is None, "record_shapes": False}
             client.post("/start_profile", json=options).raise_for_status()
-            shots = fleet.load(num_requests, load.concurrency).shots
+            found = fleet.load(num_requests, load.concurrency)
             stopped = client.post("/stop_profile")
             stopped.raise_for_status()
     finally:
         fleet.close()
-    refused = Counter(shot.status for shot in shots if shot.status != httpx.codes.OK)
+    refused = Counter(shot.status for shot in found.shots if shot.status != httpx.codes.OK)
     if refused:
         statuses = ", ".join(f"{status} ({times}x)" for status, times in refused.items())
-        raise TraceError(f"{refused.total()} of {len(shots)} requests failed: HTTP {statuses}")
-    if len(shots) < num_requests // load.processes * load.processes:
-        raise TraceError(f"only {len(shots)} of {num_requests} requests got an answer")
+        raise TraceError(f"{refused.total()} of {len(found.shots)} requests failed: HTTP {statuses}")
+    if found.lost:
+        raise TraceError(f"{len(found.lost)} of {num_requests} requests got no answer: {found.lost[0]}")
     path = _trace_path(stopped, directory)
     if path.parent.is_dir():
         wait_until_complete(path, timeout_s=FLUSH_TIMEOUT_S)

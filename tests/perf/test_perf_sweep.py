@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,11 +18,12 @@ from flashrec.errors import ConfigError
 from flashrec_harness.dialects import Reply as Beam
 from flashrec_harness.http_client import Reply
 from flashrec_harness.load import poisson_arrivals
-from flashrec_harness.outcome import Outcome
+from flashrec_harness.outcome import Outcome, SuiteContext
 from flashrec_harness.overload import fleet
 from flashrec_harness.overload.fleet import Shot
 from flashrec_harness.perf import subjects
 from flashrec_harness.perf.subjects import HttpSubject, Threads
+from flashrec_harness.perf.suite import PerfSettings, judge_workload
 from flashrec_harness.perf.sweep import Point, check, measure_sweep
 from flashrec_harness.perf.worker import prompts_of
 from flashrec_harness.perf.workload import Cell, Sweep, from_json, load_workload
@@ -108,14 +110,16 @@ def test_client_processes_share_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None
     assert server.outputs_digest() == subjects.digest_outputs({1: [[13]]})
     plans.clear()
     found = server.closed(5, 3)
-    assert [(plan.first, plan.requests, plan.concurrency) for plan in plans] == [(0, 3, 2), (0, 2, 1)]
+    assert [(plan.first, plan.requests, plan.concurrency) for plan in plans] == [(0, 1, 1), (0, 4, 2)]
     assert [answer.error for answer in found.answers[3:]] == ["HangError: silence", "no answer"]
     with pytest.raises(RuntimeError, match="none of 4 requests was answered: is the server gone"):
         fleet.Load([], 0.0).result(4)
     with pytest.raises(RuntimeError, match="none of 4 requests was answered: ConnectionError: half"):
         fleet.Load([], 0.0, lost=["ConnectionError: half"]).result(4)
-    with pytest.raises(ConfigError, match="without TLS or a path"):
-        HttpSubject("https://nowhere")
+    for address in ("https://nowhere", "http://nowhere/prefix"):
+        context = SuiteContext(model_path=Path("m"), url=address)
+        with pytest.raises(ConfigError, match="without TLS or a path"):
+            judge_workload(context, PerfSettings(), None)
     with pytest.raises(ConfigError, match="clients must lie in 1 to concurrency"):
         Sweep(n=1, shares=(0.5,), target_ms=1.0, concurrency=4, clients=5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -125,3 +126,25 @@ def test_silence_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_it_cannot_speak_to_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="http://HOST:PORT only"):
         Client(url)
+
+
+def test_a_connection_that_the_server_has_closed_meanwhile_is_not_used_again() -> None:
+    """Some servers wait five seconds for the next request, and a load's next round may come later."""
+
+    def once(connection: socket.socket) -> None:
+        reading(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    with server(once, once) as url, Client(url) as client:
+        assert client.post("/", b"{}").status == 200
+        time.sleep(0.2)  # the server has closed its end
+        assert client.post("/", b"{}").status == 200
+
+
+def test_a_server_that_takes_no_connection_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(*_: object, **__: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", hangs)
+    with pytest.raises(HangError, match="POST /generate: no answer in 120 s"):
+        Client("http://127.0.0.1:9").post("/generate", b"{}")

@@ -147,7 +147,7 @@ class Rates:
 )
 def test_rounds_are_added_until_a_look_decides(ratios: tuple[float, ...], sent: int, outcome: Outcome) -> None:
     rates, settings = Rates(*ratios), OverloadSettings(rounds=3, looks=3)
-    found, _ = suite._rounds(rates, 10, settings, 0)  # type: ignore[arg-type]
+    found, *_ = suite._rounds(rates, 10, settings, 0)  # type: ignore[arg-type]
     assert rates.overloads == len(found) == sent
     assert suite._goodput(found, settings).outcome is outcome
 
@@ -165,7 +165,7 @@ def test_a_server_is_not_blamed_for_what_its_clients_take(
     ratios: tuple[float, ...], shared: bool, outcome: Outcome
 ) -> None:
     settings = OverloadSettings(rounds=3, looks=1)
-    found, _ = suite._rounds(Rates(*ratios), 10, settings, 0, shared=shared)  # type: ignore[arg-type]
+    found, *_ = suite._rounds(Rates(*ratios), 10, settings, 0, shared=shared)  # type: ignore[arg-type]
     assert [one.taken for one in found] == pytest.approx([0.1 * shared] * 3)
     assert found[0].ratio_at_most == pytest.approx(ratios[0] / (1 - 0.1 * shared))
     check = suite._goodput(found, settings)
@@ -341,6 +341,30 @@ def test_a_process_sends_on_from_where_its_plan_says(monkeypatch: pytest.MonkeyP
     assert load.load(2, 1, keep=True).contents == {0: b"answer 0", 1: b"answer 1"}
 
 
+@pytest.mark.parametrize(("requests", "concurrency", "clients"), [(64, 8, 3), (256, 32, 6), (64, 13, 8), (5, 32, 4)])
+def test_each_client_of_a_closed_loop_has_as_much_to_send(
+    monkeypatch: pytest.MonkeyPatch, requests: int, concurrency: int, clients: int
+) -> None:
+    monkeypatch.setattr(fleet, "ProcessPoolExecutor", mock.MagicMock())
+    plans = fleet.Fleet("http://nowhere", [b""] * requests, clients).plans(requests, concurrency)
+    assert sum(plan.requests for plan in plans) == requests
+    assert sum(plan.concurrency for plan in plans) == concurrency
+    for plan in plans:
+        assert abs(plan.requests - requests * plan.concurrency / concurrency) < 1
+
+
+def test_requests_without_an_answer_fail() -> None:
+    fine = [Shot(200, 0.1, 1.0), Shot(503, 0.1, 1.0)]
+    assert suite._nothing_else(fine, [], 200).outcome is Outcome.PASS
+    for shots, lost, health, reason in (
+        (fine, ["HangError: silence"], 200, "1 requests without an answer, the first: HangError: silence"),
+        ([*fine, Shot(500, 0.1, 1.0)], [], 200, "other statuses {500: 1}"),
+        (fine, [], 503, "/health answers 503"),
+    ):
+        check = suite._nothing_else(shots, lost, health)
+        assert (check.outcome, check.reason) == (Outcome.FAIL, reason)
+
+
 def test_answers_of_several_processes_are_numbered_as_their_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "ProcessPoolExecutor", InThisProcess)
     monkeypatch.setattr(fleet, "Client", Echo)
@@ -361,7 +385,7 @@ def test_no_round_shares_a_capacity_with_another() -> None:
             pace = next(measured)
             return load if rate is not None else Load([Shot(200, 0.0, shot.end / pace) for shot in load.shots], 0.2)
 
-    found, _ = suite._rounds(Counting(1.0), 10, OverloadSettings(rounds=3, looks=1), 0)  # type: ignore[arg-type]
+    found, *_ = suite._rounds(Counting(1.0), 10, OverloadSettings(rounds=3, looks=1), 0)  # type: ignore[arg-type]
     capacities = [value for one in found for value in (one.capacity_before, one.capacity_after)]
     assert len({round(value) for value in capacities}) == 6
 
@@ -403,8 +427,6 @@ def test_a_refusal_must_come_long_before_an_answer() -> None:
     assert (
         suite._refusals([*answers, *[Shot(503, 0.02, 1.0)] * 90, *[Shot(503, 0.8, 1.0)] * 10]).outcome is Outcome.FAIL
     )
-    assert suite._nothing_else([*answers, Shot(504, 1.0, 1.0)], 200).outcome is Outcome.FAIL
-    assert suite._nothing_else(answers, 503).outcome is Outcome.FAIL
 
 
 @pytest.mark.alone

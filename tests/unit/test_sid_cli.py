@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from sid_files import GROUPS, SPELLINGS, codebook_tokens, groups, make_layout, make_tokenizer, write
 from typer.testing import CliRunner
 
+from flashrec import catalog_cli
 from flashrec.catalog_cli import app
 from flashrec.errors import CatalogError, CheckpointError, FlashRecError, LayoutError
 from flashrec.sid.catalog import load_catalog
@@ -112,6 +114,17 @@ def test_a_file_that_is_there_is_replaced_on_request_only(source: Path, tmp_path
     assert out.read_text() == "mine"
     run("convert", source, out, "--overwrite")
     assert out.read_text() != "mine"
+
+
+def test_what_does_not_read_back_is_not_left_behind(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the next try would find it in its way."""
+    out = tmp_path / "out.json"
+    other = write(tmp_path / "other.json", '{"0,0": ["another"]}')
+    monkeypatch.setattr(catalog_cli, "write_catalog", lambda _, path, *__, **___: shutil.copy(other, path))
+    assert "read back, it differs" in str(refusal("convert", source, out))
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("with_model", [False, True])

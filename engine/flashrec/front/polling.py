@@ -26,13 +26,16 @@ class BusyPolling:
     def __init__(self, loop: asyncio.AbstractEventLoop, places: Places) -> None:
         self._loop = loop
         self._places = places
+        self._held = places.held
         self._until = 0.0
         self._polling = False
         places.on_change = self._changed
 
     def _changed(self) -> None:
         """A request has come to this process, gone from it, or come back to its loop."""
-        self._until = time.monotonic() + (_AWAKE_S if self._places.held else _LINGER_S)
+        if self._places.held != self._held:
+            self._held = self._places.held
+            self._until = time.monotonic() + (_AWAKE_S if self._held else _LINGER_S)
         if not self._polling:
             self._polling = True
             self._poll()

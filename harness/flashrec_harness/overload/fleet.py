@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -210,17 +211,25 @@ class Fleet:
         )
 
     def plans(self, requests: int, concurrency: int, rate: float | None = None, seed: int = 0) -> list[Plan]:
-        """The next load, a plan for each client process: requests and concurrency as evenly as they go, of one Poisson
-        stream each its turn."""
+        """The next load, a plan for each client process: clients as evenly as they go and requests in proportion, or of
+        one Poisson stream each its turn."""
         share = len(self._payloads)
+        at_once = [max(1, count) for count in _shares(concurrency, [1] * share)]
         dues = None if rate is None else poisson_arrivals(requests, rate, seed)
+        # Who has more clients answers for more: else some would run dry while others are not half through.
+        counts = _shares(requests, at_once) if dues is None else [len(dues[number::share]) for number in range(share)]
         plans = []
         for number, payloads in enumerate(self._payloads):
-            count, at_once = (total // share + (number < total % share) for total in (requests, concurrency))
-            first, self._sent[number] = self._sent[number], self._sent[number] + count
+            first, self._sent[number] = self._sent[number], self._sent[number] + counts[number]
             turns = None if dues is None else dues[number::share]
-            plans.append(Plan(self._url, self._path, payloads, first, count, max(1, at_once), turns))
+            plans.append(Plan(self._url, self._path, payloads, first, counts[number], at_once[number], turns))
         return plans
+
+
+def _shares(total: int, weights: Sequence[int]) -> list[int]:
+    """``total`` in whole parts, as near to the weights as they go."""
+    ends = [total * passed // sum(weights) for passed in itertools.accumulate(weights)]
+    return [end - begin for begin, end in itertools.pairwise([0, *ends])]
 
 
 def steady_rate(shots: Sequence[Shot]) -> float:

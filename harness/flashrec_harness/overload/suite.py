@@ -102,7 +102,7 @@ def run(context: SuiteContext, settings: OverloadSettings | None = None) -> list
         fleet = Fleet(url, payloads, settings.clients)
         try:
             shared = cores is not None and not cores.divided
-            rounds, shots = _rounds(fleet, _places(client, settings), settings, context.seed, shared=shared)
+            rounds, shots, lost = _rounds(fleet, _places(client, settings), settings, context.seed, shared=shared)
         finally:
             fleet.close()
         health = client.get("/health").status
@@ -110,7 +110,7 @@ def run(context: SuiteContext, settings: OverloadSettings | None = None) -> list
         _offered(rounds, shots, settings, cores),
         _goodput(rounds, settings),
         _refusals(shots),
-        _nothing_else(shots, health),
+        _nothing_else(shots, lost, health),
     ]
 
 
@@ -145,8 +145,8 @@ def _places(client: Client, settings: OverloadSettings) -> int:
 
 def _rounds(
     fleet: Fleet, places: int, settings: OverloadSettings, seed: int, *, shared: bool = False
-) -> tuple[list[Round], list[Shot]]:
-    """The rounds up to the look that decides, and every shot that was sent under overload.
+) -> tuple[list[Round], list[Shot], list[str]]:
+    """The rounds up to the look that decides, every shot under overload that came back, and what became of the others.
 
     ``shared``: the clients run on the server's cores.
     """
@@ -157,7 +157,7 @@ def _rounds(
         load = fleet.load(max(4 * places, round(pilot * settings.seconds)), places)
         return steady_rate(load.shots), load.cores
 
-    rounds, overload = list[Round](), list[Shot]()
+    rounds, overload, lost = list[Round](), list[Shot](), list[str]()
     for number in range(settings.rounds * settings.looks):
         before, usual_before = capacity()
         rate = settings.factor * (before or 1.0)
@@ -168,9 +168,10 @@ def _rounds(
         taken = max(0.0, load.cores - (usual_before + usual_after) / 2) if shared else 0.0
         rounds.append(Round(before, offered, steady_rate(load.shots), after, taken))
         overload += load.shots
+        lost += load.lost
         if len(rounds) % settings.rounds == 0 and _verdict(rounds, settings) is not Outcome.INCONCLUSIVE:
             break
-    return rounds, overload
+    return rounds, overload, lost
 
 
 def _verdict(rounds: Sequence[Round], settings: OverloadSettings) -> Outcome:
@@ -259,14 +260,16 @@ def _refusals(shots: Sequence[Shot]) -> Check:
     )
 
 
-def _nothing_else(shots: Sequence[Shot], health: int) -> Check:
+def _nothing_else(shots: Sequence[Shot], lost: Sequence[str], health: int) -> Check:
     statuses = Counter(shot.status for shot in shots)
     strange = {status: count for status, count in statuses.items() if status not in (200, 503)}
-    bad = bool(strange) or health != 200
+    bad = [f"other statuses {strange}"] if strange else []
+    bad += [f"{len(lost)} requests without an answer, the first: {lost[0]}"] if lost else []
+    bad += [f"/health answers {health}"] if health != 200 else []
     return Check(
         SUITE,
         "nothing but answers and 503",
         Outcome.FAIL if bad else Outcome.PASS,
-        f"statuses {dict(sorted(statuses.items()))}; /health afterwards {health}",
-        reason=f"other statuses {strange}, health {health}" if bad else "",
+        f"statuses {dict(sorted(statuses.items()))}, {len(lost)} without an answer; /health afterwards {health}",
+        reason="; ".join(bad),
     )

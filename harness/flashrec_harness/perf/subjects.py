@@ -196,7 +196,6 @@ class HttpSubject:
         self._contents: dict[int, bytes] = {}
         self._keep = True
         self._open = ExitStack()
-        Client(url).close()  # or says why load cannot be sent there
 
     def prepare(self, cell: Cell, prompts: Sequence[Prompt], *, clients: int | None = None, keep: bool = True) -> None:
         self.close()

@@ -13,6 +13,7 @@ from flashrec.errors import ConfigError
 from flashrec_harness import baselines, environment, hardware
 from flashrec_harness.baselines import Baseline, BaselineError, MeasuredSession
 from flashrec_harness.environment import Environment
+from flashrec_harness.http_client import Client
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.perf import history, judge, matrix, published, sweep
 from flashrec_harness.perf.measure import Measurement, RunTask, measure, run_in_child, yardsticks_of
@@ -78,13 +79,15 @@ def run(
 def judge_workload(context: SuiteContext, settings: PerfSettings, update: UpdateRequest | None) -> list[Check]:
     """Measure ``context.workload`` (default ``quick``) and judge it against its stored baseline.
 
-    Raises :class:`~flashrec.errors.ConfigError` for an unknown workload and
+    Raises :class:`~flashrec.errors.ConfigError` for an unknown workload or an address of no server, and
     :class:`~flashrec_harness.baselines.BaselineError` where ``update`` may not write.
     """
     if settings.against is None and settings.candidate is not None:
         raise ConfigError("--candidate names what is decided; --against REV names what it is decided against")
     if settings.against is not None and update is not None:
         raise ConfigError("--update-baseline stores plain sessions: run it without --against")
+    if context.url is not None:
+        Client(context.url)  # or says that load cannot be sent there
     workload = load_workload(context.workload or QUICK).narrowed(settings.beam, settings.concurrency)
     if settings.against is not None:
         from flashrec_harness.perf import against
