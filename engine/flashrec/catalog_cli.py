@@ -92,11 +92,14 @@ def convert(
     packing = Packing(base, catalog.depth) if kind is CatalogFormat.PACKED else None
     write_catalog(catalog, out, kind, layout=layout, packing=packing, code_columns=code_columns, end_level=end_level)
     sizes = layout.sizes if layout is not None else _sizes(catalog)
-    written = load_catalog(out, layout, sid_sizes=sizes, packing=packing)
-    if written.digest != catalog.digest:
+    try:
+        written = load_catalog(out, layout, sid_sizes=sizes, packing=packing)
+        if written.digest != catalog.digest:
+            raise CatalogError(f"{out}: read back, it differs from {file}: this format cannot hold these item ids")
+    except CatalogError:
         if not there:
-            out.unlink()
-        raise CatalogError(f"{out}: read back, it differs from {file}: this format cannot hold these item ids")
+            out.unlink()  # or it would be in the next try's way
+        raise
     lost = " (titles left out: JSON has no place for them)" if catalog.titles and not written.titles else ""
     typer.echo(
         f"{out}: {kind.value}, {written.num_sids} semantic IDs, {written.num_items} items, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -116,14 +115,17 @@ def test_a_file_that_is_there_is_replaced_on_request_only(source: Path, tmp_path
     assert out.read_text() != "mine"
 
 
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [('{"0,0,0": ["another"]}', "read back, it differs"), ('{"0,0": ["short"]}', "2 codes per SID")],
+)
 def test_what_does_not_read_back_is_not_left_behind(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, words: str
 ) -> None:
     """Or the next try would find it in its way."""
     out = tmp_path / "out.json"
-    other = write(tmp_path / "other.json", '{"0,0": ["another"]}')
-    monkeypatch.setattr(catalog_cli, "write_catalog", lambda _, path, *__, **___: shutil.copy(other, path))
-    assert "read back, it differs" in str(refusal("convert", source, out))
+    monkeypatch.setattr(catalog_cli, "write_catalog", lambda _, path, *__, **___: path.write_text(written))
+    assert words in str(refusal("convert", source, out))
     assert not out.exists()
 
 
