@@ -79,7 +79,7 @@ def test_every_check_of_the_server_suites_has_a_fault_that_reddens_it(faults: Mo
         overload._offered(rounds, [], settings),
         overload._goodput(rounds, settings),
         overload._refusals([]),
-        overload._nothing_else([], 200),
+        overload._nothing_else([], [], 200),
     ]
     catches = [catch for fault in faults.FAULTS.values() for catch in fault.catches]
     for check in checks:
