@@ -156,6 +156,7 @@ class Profiler:
         self._error: str | None = None
         self._added: list[Span] = []
         self._adding = threading.Lock()
+        self._since_ns = 0
         self.collect: Callable[[], None] = lambda: None
         """Called before a capture is written, off the engine thread: whoever holds spans for it adds them."""
 
@@ -190,7 +191,7 @@ class Profiler:
         except OSError as error:
             raise RequestError("output_dir", f"cannot be created: {error.strerror}") from None
         self._options, self._files, self._error = options, [], None
-        self._first_pass, self._added = None, []
+        self._first_pass, self._added, self._since_ns = None, [], 0
         if options.start_step is None or options.start_step <= self.forward_passes + 1:
             self._begin("prefill" if options.profile_by_stage else None)
 
@@ -258,7 +259,8 @@ class Profiler:
         assert self._recording is not None
         assert self._options is not None
         recording, self._recording = self._recording, None
-        end_ns = time.time_ns()
+        window = range(self._since_ns, time.time_ns() + 1)
+        self._since_ns = window.stop
         try:
             recording.stop()
         except (RuntimeError, UnicodeDecodeError) as error:
@@ -268,15 +270,14 @@ class Profiler:
         self._files.append(path)
         self._flushes = [thread for thread in self._flushes if thread.is_alive()]
         # Not a daemon: a process that ends meanwhile waits for its trace instead of truncating it.
-        thread = threading.Thread(target=self._flush, args=(recording, path, end_ns), name="flashrec-trace-flush")
+        thread = threading.Thread(target=self._flush, args=(recording, path, window), name="flashrec-trace-flush")
         self._flushes.append(thread)
         thread.start()
 
-    def _flush(self, recording: torch.profiler.profile, path: Path, end_ns: int) -> None:
+    def _flush(self, recording: torch.profiler.profile, path: Path, window: range) -> None:
         self.collect()
-        with self._adding:  # what began later belongs to the capture that follows
-            spans = [span for span in self._added if span.start_ns <= end_ns]
-            self._added = [span for span in self._added if span.start_ns > end_ns]
+        with self._adding:  # what began before or after belongs to another capture, whose file may be written first
+            spans = [span for span in self._added if span.start_ns in window]
         try:
             write_trace(recording, path, spans)
         except (OSError, RuntimeError, ValueError) as error:

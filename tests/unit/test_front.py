@@ -24,7 +24,7 @@ from flashrec.front.hub import Hub
 from flashrec.front.remote import RemoteScheduler, unpack
 from flashrec.front.stored import load, store
 from flashrec.front.wire import Hello, InternalError, Link, LinkClosed, Ready, Serve, pack
-from flashrec.profiler import ProfileOptions
+from flashrec.profiler import ProfileOptions, Profiler
 from flashrec.request import Beam, LazyBeams
 from flashrec.server.errors import as_api_error
 from flashrec.torch_trace import Span
@@ -206,6 +206,35 @@ def test_the_spans_of_every_front_are_in_the_trace_and_come_together(
         spans = [event["pid"] for event in json.load(stream)["traceEvents"] if event["name"] == "flashrec.respond"]
     assert sorted(spans) == [0] * 20 + [1] * 20
     assert b"flashrec.early" not in gzip.decompress(file.read_bytes())
+
+
+def test_a_stage_keeps_its_spans_when_the_next_one_is_written_first(tmp_path: Path) -> None:
+    profiler = Profiler()
+    decode_is_written = threading.Event()
+    calls = iter(range(2))
+
+    def collect() -> None:
+        if next(calls) == 0:  # the prefill's capture ends first
+            assert decode_is_written.wait(30)
+
+    profiler.collect = collect
+    profiler.start(ProfileOptions(output_dir=tmp_path, num_steps=1, profile_by_stage=True))
+    profiler.on_forward("prefill")
+    profiler.add(Span("flashrec.early", 1, 1, time.time_ns(), time.time_ns()))
+    profiler.on_forward("decode")
+    time.sleep(0.001)
+    profiler.add(Span("flashrec.late", 1, 1, time.time_ns(), time.time_ns()))
+    profiler.on_wave_end()
+    _, late = profiler._flushes
+    late.join(60)
+    decode_is_written.set()
+    assert profiler.wait(60)
+    names = []
+    for file in profiler.status()["files"]:  # type: ignore[attr-defined]
+        with gzip.open(file) as stream:
+            events = json.load(stream)["traceEvents"]
+        names.append([event["name"] for event in events if event["name"] in ("flashrec.early", "flashrec.late")])
+    assert names == [["flashrec.early"], ["flashrec.late"]]
 
 
 def test_catalogs_are_in_force_at_every_front_when_a_change_returns(pair: Pair, tmp_path: Path) -> None:
