@@ -137,6 +137,9 @@ def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -
             int | None,
             typer.Option("--rounds", min=1, help="Pairs of measurements at each point. Default: 4; --quick: 3."),
         ] = None,
+        at: Annotated[
+            int | None, typer.Option("--at", min=1, help="Only the points with so many requests at once: 1, 8 or 32.")
+        ] = None,
         quick: opt.Quick = False,
         require_gpu: opt.RequireGpu = False,
         seed: opt.Seed = 0,
@@ -148,7 +151,7 @@ def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -
         from flashrec_harness.httpcost import suite
 
         base = suite.QUICK if quick else suite.HttpCostSettings()
-        given = _given(http_processes=http_processes, clients=clients, seconds=seconds, rounds=rounds)
+        given = _given(http_processes=http_processes, clients=clients, seconds=seconds, rounds=rounds, at=at)
         settings = replace(base, **given)
         context = make_context(model_path, sid_vocab_file, sid, None, None, quick, require_gpu, seed)
         judge("http-cost", context, reports_dir, strict, lambda ctx: suite.run(ctx, settings))

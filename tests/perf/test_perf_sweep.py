@@ -146,7 +146,7 @@ def test_a_backlog_of_the_clients_counts_as_waiting(monkeypatch: pytest.MonkeyPa
 
         def __exit__(self, *_: object) -> None: ...
 
-        def post(self, path: str, body: bytes) -> Reply:
+        def post(self, path: str, body: bytes, *, awake: bool = False) -> Reply:
             time.sleep(0.02)
             return Reply(200, b"")
 

@@ -21,9 +21,10 @@ from flashrec.errors import CatalogStateError, EngineFault, NonFiniteError, Queu
 from flashrec.front.board import Board
 from flashrec.front.desk import Desk
 from flashrec.front.hub import Hub
+from flashrec.front.link import Link, LinkClosed
 from flashrec.front.remote import RemoteScheduler, unpack
 from flashrec.front.stored import load, store
-from flashrec.front.wire import Hello, InternalError, Link, LinkClosed, Ready, Serve, pack
+from flashrec.front.wire import Hello, InternalError, Ready, Serve, pack
 from flashrec.profiler import ProfileOptions, Profiler
 from flashrec.request import Beam, LazyBeams
 from flashrec.server.errors import as_api_error

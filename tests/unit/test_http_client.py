@@ -148,3 +148,35 @@ def test_a_server_that_takes_no_connection_is_a_hang(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(socket, "create_connection", hangs)
     with pytest.raises(HangError, match="POST /generate: no answer in 120 s"):
         Client("http://127.0.0.1:9").post("/generate", b"{}")
+
+
+def test_an_awake_client_reads_the_same_and_computes_while_it_waits() -> None:
+    """An answer in two pieces, 50 ms apart."""
+
+    def talk(connection: socket.socket) -> None:
+        reading(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello")
+        time.sleep(0.05)
+        connection.sendall(b"world")
+
+    spent = {}
+    for awake in (False, True):
+        with server(talk) as url, Client(url) as client:
+            before = time.thread_time()
+            assert client.post("/x", b"{}", awake=awake).content == b"helloworld"
+            spent[awake] = time.thread_time() - before
+    assert spent[False] < 0.01 < 0.02 < spent[True]
+
+
+def test_an_awake_client_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "TIMEOUT_S", 0.1)
+    over = threading.Event()
+
+    def silent(connection: socket.socket) -> None:
+        reading(connection)
+        over.wait(5)
+
+    with server(silent) as url, Client(url) as client:
+        with pytest.raises(HangError, match="no answer in"):
+            client.post("/x", b"{}", awake=True)
+        over.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import time
@@ -29,9 +30,11 @@ from flashrec_harness.httpcost import judge, suite
 from flashrec_harness.httpcost.bits import bits_of_arrays, bits_of_json
 from flashrec_harness.httpcost.cells import SMALL, Point, Share, compared, points, shares
 from flashrec_harness.httpcost.clients import Clients
+from flashrec_harness.httpcost.gauge import Gauge
 from flashrec_harness.httpcost.measure import Half, Loads, Measured, measure
 from flashrec_harness.httpcost.sides import Counters, Fired, InProcess, Served, engine_flags
 from flashrec_harness.httpcost.suite import HttpCostSettings, run
+from flashrec_harness.httpcost.tails import tail
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.overload.fleet import Shot
 from flashrec_harness.perf.workload import Cell, Workload, load_workload
@@ -157,31 +160,63 @@ def test_what_a_round_is_made_of_is_counted() -> None:
     ],
 )
 def test_the_tail_is_judged_by_its_quantiles(slow: int, times: float, outcome: Outcome) -> None:
-    found = judge.tail(alone([10.0] * (250 - slow) + [10.0 * times] * slow))
+    found = tail(alone([10.0] * (250 - slow) + [10.0 * times] * slow))
     assert found.name == "p99 over p50 at concurrency 1: 1000 x 256"
     assert found.outcome is outcome, found.summary
 
 
 def test_a_tail_that_the_engine_has_too_says_so() -> None:
     times = [10.0] * 240 + [15.0] * 10
-    assert "in process" not in judge.tail(alone(times)).reason
+    assert "in process" not in tail(alone(times)).reason
     both = Measured(ALONE, 100.0, [half(latencies_ms=times)], [half(latencies_ms=times)])
-    assert judge.tail(both).outcome is Outcome.FAIL
-    assert "in process it is, too" in judge.tail(both).reason
+    assert tail(both).outcome is Outcome.FAIL
+    assert "in process it is, too" in tail(both).reason
 
 
 @pytest.mark.parametrize("times", [1.0, 3.0])
 def test_a_p99_of_few_answers_is_not_judged(times: float) -> None:
-    found = judge.tail(alone([10.0] * 140 + [10.0 * times] * 10))
+    found = tail(alone([10.0] * 140 + [10.0 * times] * 10))
     assert found.outcome is Outcome.INCONCLUSIVE
     assert found.reason.startswith("50 more answers are needed")
-    assert judge.tail(Measured(ALONE, 1.0, [Half(0.0, [], Counter())], [half()])).outcome is Outcome.INVALID
+    assert tail(Measured(ALONE, 1.0, [Half(0.0, [], Counter())], [half()])).outcome is Outcome.INVALID
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_a_machine_that_is_not_steady_says_so_and_the_verdict_stands(steady: bool) -> None:
+    gauge = [0.5] * 97 + [0.5 if steady else 0.6] * 3
+    slow = half(latencies_ms=[10.0] * 240 + [15.0] * 10, gauge_ms=gauge)
+    found = tail(Measured(ALONE, 100.0, [slow], [half(latencies_ms=[9.0] * 250)]))
+    assert found.outcome is Outcome.FAIL
+    assert f"a computation beside it {1.0 if steady else 1.2:.3f}, p50 0.5 ms" in found.summary
+    assert ("this machine is not steady" in found.reason) is not steady
+    assert found.data["gauge ms"] == gauge
+    quick = half(latencies_ms=[10.0] * 250, gauge_ms=gauge)
+    assert tail(Measured(ALONE, 100.0, [quick], [quick])).outcome is Outcome.PASS
+
+
+def test_the_gauge_times_one_computation_while_a_round_runs() -> None:
+    class Slow(Simulated):
+        def load(self, load: list[Share]) -> Fired:
+            time.sleep(0.3)
+            return super().load(load)
+
+    with Gauge() as gauge:
+        deadline = time.monotonic() + 20
+        while not gauge.take():  # until it runs
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        found = measure(ALONE, Slow(100), Slow(100), LOADS, pace=20.0, seconds=0.1, rounds=1, gauge=gauge)
+        pid = gauge._process.pid
+    assert 2 <= len(found.http[0].gauge_ms) <= 20, "at most one in 20 ms"
+    assert 2 <= len(found.inside[0].gauge_ms) <= 20
+    assert all(ms > 0.05 for ms in found.http[0].gauge_ms)
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_the_first_answers_of_each_round_count_and_are_shown() -> None:
     waking, steady = [30.0, 20.0, 15.0, 13.0, 12.0], [10.0] * 50
     rounds = [half(latencies_ms=waking + steady) for _ in range(4)]
-    found = judge.tail(Measured(ALONE, 100.0, rounds, rounds))
+    found = tail(Measured(ALONE, 100.0, rounds, rounds))
     assert found.outcome is Outcome.FAIL, "a slow first answer is a slow answer"
     assert "without the first 5 of each round 1.000, in process 1.000" in found.summary
     assert found.data["waking ms"] == found.data["waking ms in process"] == [waking] * 4
@@ -190,7 +225,7 @@ def test_the_first_answers_of_each_round_count_and_are_shown() -> None:
 def test_a_burst_of_slow_answers_shows_when_it_was() -> None:
     times = [8.0] * 1000
     times[420:430] = [12.0] * 10
-    plot = next(plot for plot in judge.tail(alone(times)).plots if "round after round" in plot.title)
+    plot = next(plot for plot in tail(alone(times)).plots if "round after round" in plot.title)
     slowest, median = plot.series
     assert [place for place, ms in zip(slowest.x, slowest.y, strict=True) if ms == 12.0] == [420]
     assert set(median.y) == {8.0, 12.0}
@@ -296,6 +331,14 @@ def test_the_menu_is_the_workload_on_a_gpu_and_small_elsewhere() -> None:
     assert "quantization" not in suite.menu(quick=False, gpu=False)[1]
 
 
+def test_points_can_be_chosen_by_how_many_requests_are_at_once() -> None:
+    every = (Point(10, 4, 1), Point(10, 4, 8), Point(20, 4, 1))
+    assert suite._at(every, None) == every
+    assert suite._at(every, 1) == (every[0], every[2])
+    with pytest.raises(ConfigError, match="no point has 2 requests at once; there are some with 1, 8"):
+        suite._at(every, 2)
+
+
 def test_a_load_is_divided_evenly() -> None:
     divided = shares(Point(10, 4, 32), (7,), 101, 5, vocabulary=50)
     assert [share.concurrency for share in divided] == [7, 7, 6, 6, 6]
@@ -329,7 +372,7 @@ def test_a_server_is_measured_against_the_engine(tmp_path: Path, monkeypatch: py
     for name, least in (("TAIL_REQUESTS", 20), ("_LEAST_WAVES", 3)):
         monkeypatch.setattr(f"flashrec_harness.httpcost.measure.{name}", least)
     context = SuiteContext(model_path=SHOP, sid_vocab_file=SHOP / "items.tsv", quick=True, out_dir=tmp_path)
-    stolen = iter(range(1000))
+    stolen = itertools.count()
     monkeypatch.setattr(hardware, "stolen_s", lambda: float(next(stolen)))
     settings = HttpCostSettings(seconds=0.5, rounds=2, clients=2, http_processes=1)
     checks = run(context, settings)

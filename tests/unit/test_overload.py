@@ -185,12 +185,12 @@ def test_the_cores_of_a_load_are_those_that_its_clients_kept_busy(monkeypatch: p
 
         def __exit__(self, *_: object) -> None: ...
 
-        def post(self, path: str, body: bytes) -> Reply:
+        def post(self, path: str, body: bytes, *, awake: bool = False) -> Reply:
             time.sleep(0.01)
             return Reply(200, b"")
 
     class Computing(Waiting):
-        def post(self, path: str, body: bytes) -> Reply:
+        def post(self, path: str, body: bytes, *, awake: bool = False) -> Reply:
             until = time.thread_time() + 0.01
             while time.thread_time() < until:
                 pass
@@ -259,7 +259,7 @@ class Echo:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def post(self, path: str, body: bytes) -> Reply:
+    def post(self, path: str, body: bytes, *, awake: bool = False) -> Reply:
         return Reply(200, b"answer " + body)
 
 
@@ -328,7 +328,7 @@ def test_a_process_sends_on_from_where_its_plan_says(monkeypatch: pytest.MonkeyP
 
         def __exit__(self, *_: object) -> None: ...
 
-        def post(self, path: str, body: bytes) -> Reply:
+        def post(self, path: str, body: bytes, *, awake: bool = False) -> Reply:
             bodies.append(body)
             return Reply(200, b"answer " + body)
 

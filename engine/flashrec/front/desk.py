@@ -6,18 +6,17 @@ import functools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from flashrec.errors import EngineFault, FlashRecError
+from flashrec.front.link import Link, LinkClosed
 from flashrec.front.wire import (
     Answer,
     Call,
     Cancel,
     LetGo,
-    Link,
-    LinkClosed,
     Ready,
     Serve,
     Submit,
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Desk:
-    """One front: a thread that hears it and one that tells it, so that neither waits for the other."""
+    """One front: the hub's ear hears it, and a thread of its own tells it, so that nobody waits until it reads."""
 
     def __init__(self, hub: Hub, link: Link) -> None:
         self.ready: Future[None] = Future()
@@ -55,8 +54,8 @@ class Desk:
         return self._gone
 
     def start(self) -> None:
-        for name, loop in (("hear", self._hear), ("tell", self._tell)):
-            threading.Thread(target=self._until_gone, args=(loop,), name=f"flashrec-{name}", daemon=True).start()
+        threading.Thread(target=self._tell, name="flashrec-tell", daemon=True).start()
+        self._hub.ear.add(self._link, self._act, self.close)
 
     def send(self, message: object) -> None:
         self._outbox.put(message)
@@ -89,20 +88,6 @@ class Desk:
         if not self.ready.done():
             self.ready.set_exception(EngineFault("a front process ended before it could serve"))
 
-    def _until_gone(self, loop: Callable[[], None]) -> None:
-        try:
-            loop()
-        except LinkClosed:
-            pass
-        except Exception:
-            logger.exception("a front process can no longer be served")
-        self._hub.detach(self)
-
-    def _hear(self) -> None:
-        while True:
-            for message in self._link.receive():
-                self._act(message)
-
     def _act(self, message: Submit | Cancel | Call | Taken | LetGo | Ready | Span) -> None:
         match message:
             case Span():
@@ -129,6 +114,8 @@ class Desk:
     def _submit(self, message: Submit) -> None:
         rids = [request.rid for request in message.requests]
         with self._state:
+            if self._gone:
+                return
             self._held.update(rids)
         try:
             futures = self._hub.scheduler.submit_all(message.requests, message.deadline)
@@ -145,24 +132,39 @@ class Desk:
             future.add_done_callback(functools.partial(self._done, rid))
 
     def _done(self, rid: str, future: Future[Result]) -> None:
-        """On the engine's thread, which has better things to do: see :meth:`_tell`."""
+        """On the engine's thread, which sends the answer itself if it has nothing else to do."""
         self._answered(rid)
-        if not future.cancelled():
+        if not (future.cancelled() or self._tell_at_once(rid, future)):
             self._outbox.put((rid, future))
+
+    def _tell_at_once(self, rid: str, future: Future[Result]) -> bool:
+        if not (self._hub.attentive and self._outbox.empty()):
+            return False
+        try:
+            return self._link.send_at_once(_message((rid, future)))
+        except Exception:  # what cannot be packed ends the front, and its own thread says so
+            return False
 
     def _answered(self, rid: str) -> None:
         with self._state:
             self._held.discard(rid)
 
     def _tell(self) -> None:
-        """Send what has come up, all of it at once."""
-        while True:
-            waiting = [self._outbox.get()]
-            while not self._outbox.empty():
-                waiting.append(self._outbox.get())
-            if None in waiting:
-                return
-            self._link.send(*map(_message, waiting))
+        """Send what has come up, all of it at once, until the front has gone."""
+        try:
+            while True:
+                waiting = [self._outbox.get()]
+                while not self._outbox.empty():
+                    waiting.append(self._outbox.get())
+                if None in waiting:
+                    break
+                self._link.send(*map(_message, waiting))
+        except LinkClosed:
+            pass
+        except Exception:
+            logger.exception("a front process can no longer be served")
+        finally:
+            self._hub.detach(self)
 
 
 def _message(waiting: object) -> object:

@@ -23,8 +23,9 @@ from flashrec.errors import EngineFault
 from flashrec.front.board import Board
 from flashrec.front.desk import Desk
 from flashrec.front.hub import Hub
+from flashrec.front.link import Link
 from flashrec.front.process import Post, run_front
-from flashrec.front.wire import Drain, Link
+from flashrec.front.wire import Drain
 from flashrec.runtime.scheduler import Scheduler
 from flashrec.server.config import ServerConfig
 from flashrec.server.run import url_of
@@ -73,7 +74,7 @@ class Fleet:
         Raises:
             FlashRecError: a front cannot serve.
         """
-        hub = Hub(scheduler, self._board, self._directory)
+        hub = Hub(scheduler, self._board, self._directory, awake=bool(self._config.busy_poll))
         with self._signals_caught():
             for front in self._fronts:
                 front.desk = hub.attach(front.link)

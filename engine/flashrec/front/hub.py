@@ -15,8 +15,10 @@ from typing import Any
 from flashrec.errors import FlashRecError
 from flashrec.front.board import Board
 from flashrec.front.desk import Desk
+from flashrec.front.ear import Ear
+from flashrec.front.link import Link
 from flashrec.front.stored import store
-from flashrec.front.wire import Call, Hello, Link, Reply, Serve, StoredCatalog, StoredPlace, sendable
+from flashrec.front.wire import Call, Hello, Reply, Serve, StoredCatalog, StoredPlace, sendable
 from flashrec.runtime.catalogs import ServedCatalog
 from flashrec.runtime.scheduler import Scheduler
 
@@ -30,10 +32,14 @@ _SPANS_TIMEOUT_S = 2.0
 
 
 class Hub:
-    """One scheduler for several fronts. ``directory`` is for the catalogs' files."""
+    """One scheduler for several fronts. ``directory`` is for the catalogs' files.
 
-    def __init__(self, scheduler: Scheduler, board: Board, directory: Path) -> None:
+    ``awake``: after a lone request the engine's thread listens for the next one, and has told the fronts of the last.
+    """
+
+    def __init__(self, scheduler: Scheduler, board: Board, directory: Path, *, awake: bool = False) -> None:
         self.scheduler = scheduler
+        self.ear = Ear()
         self._board = board
         self._directory = directory
         self._desks: list[Desk] = []
@@ -43,9 +49,17 @@ class Hub:
         self._changing = threading.Lock()
         self._posting = threading.Lock()
         self._calls = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="flashrec-call")
+        self._awake = awake
         scheduler.on_change = self.post
+        if awake:
+            scheduler.on_idle, scheduler.on_busy = self._listen, self.ear.leave
         scheduler.engine.catalogs.on_read = self._keep
         scheduler.engine.profiler.collect = self._collect_spans
+
+    @property
+    def attentive(self) -> bool:
+        """Whether the engine's thread may spend its time on the fronts: nobody waits for it."""
+        return self._awake and self.scheduler.lone
 
     def attach(self, link: Link) -> Desk:
         """Tell a new front what it needs to know, and serve it from now on."""
@@ -72,9 +86,15 @@ class Hub:
             recording = scheduler.engine.profiler.state == "recording"
             self._board.post(scheduler.queue_depth, scheduler.rows_in_flight, recording=recording)
 
+    def _listen(self, until: Callable[[], bool]) -> None:
+        """On the engine's thread; not into a trace, which would be of nothing else."""
+        if self.scheduler.engine.profiler.state != "recording":
+            self.ear.listen(until)
+
     def close(self) -> None:
         for desk in list(self._desks):
             self.detach(desk)
+        self.ear.close()
         self._calls.shutdown(wait=False, cancel_futures=True)
 
     def run(self, call: Call, reply: Callable[[Reply], None]) -> None:

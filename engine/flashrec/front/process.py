@@ -17,9 +17,10 @@ from prometheus_client import values
 
 from flashrec.errors import FlashRecError
 from flashrec.front.board import Board
+from flashrec.front.link import Link, LinkClosed
 from flashrec.front.polling import BusyPolling
 from flashrec.front.remote import RemoteScheduler
-from flashrec.front.wire import Drain, Hello, Link, LinkClosed, Ready, Serve
+from flashrec.front.wire import Drain, Hello, Ready, Serve
 from flashrec.logs import configure_logging
 from flashrec.profiler import trace_range
 from flashrec.runtime.loading import load_tokenizer
@@ -105,7 +106,7 @@ def _begin(link: Link, scheduler: RemoteScheduler, server: DrainingServer, place
 
     def heard() -> None:
         try:
-            messages = link.receive()
+            messages = link.arrived()
         except LinkClosed:
             loop.remove_reader(link.fileno())
             scheduler.lose()

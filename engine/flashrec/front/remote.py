@@ -17,6 +17,7 @@ from typing import Any
 from flashrec.config import EngineConfig
 from flashrec.errors import CatalogStateError, EngineFault
 from flashrec.front.board import Board
+from flashrec.front.link import Link, LinkClosed
 from flashrec.front.stored import load
 from flashrec.front.wire import (
     Answer,
@@ -25,8 +26,6 @@ from flashrec.front.wire import (
     FoundSids,
     Hello,
     LetGo,
-    Link,
-    LinkClosed,
     PackedResult,
     Reply,
     Serve,

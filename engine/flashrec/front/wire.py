@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pickle
-import socket
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -158,45 +152,6 @@ class Drain:
 
 class InternalError(Exception):
     """Something unexpected went wrong in the engine's process with one request or call; its log says what."""
-
-
-class LinkClosed(Exception):  # noqa: N818 - an end, not an error
-    """The other process has gone."""
-
-
-class Link:
-    """One end of the pipe: lists of messages, in order, from any thread."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._sending = threading.Lock()
-
-    def send(self, *messages: object) -> None:
-        """Raises :class:`LinkClosed`."""
-        data = pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
-        try:
-            with self._sending:
-                self._connection.send_bytes(data)
-        except OSError:
-            raise LinkClosed from None
-
-    def receive(self) -> tuple[Any, ...]:
-        """Wait for messages; one thread does. Raises :class:`LinkClosed`."""
-        try:
-            messages: tuple[Any, ...] = pickle.loads(self._connection.recv_bytes())
-        except (EOFError, OSError):
-            raise LinkClosed from None
-        return messages
-
-    def fileno(self) -> int:
-        """For an event loop: readable when :meth:`receive` has something to say."""
-        return self._connection.fileno()
-
-    def close(self) -> None:
-        """Hang up, from any thread: whoever receives, at either end, finds the link closed."""
-        # Not the descriptor itself: a thread that reads from it could find another file under its number.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as pipe:
-            pipe.shutdown(socket.SHUT_RDWR)
 
 
 def pack(result: Result) -> PackedResult:

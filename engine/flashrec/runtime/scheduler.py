@@ -28,10 +28,10 @@ T = TypeVar("T")
 class Scheduler:
     """Runs an engine on a thread of its own.
 
-    All methods may be called from any thread. Waves are formed by :class:`~flashrec.runtime.admission.Admission`
-    from whatever waits when the engine is free, so a wave never waits for company; cancelled and expired requests
-    are dropped before they take a row. On a GPU the next wave is launched while one decodes, which hides its host
-    work. Calls that may not run beside a wave take turns with waves.
+    All methods may be called from any thread. Waves are formed by :class:`~flashrec.runtime.admission.Admission` from
+    what waits when the engine is free, so a wave never waits for company; cancelled and expired requests are dropped
+    before they take a row. On a GPU the next wave is launched while one decodes, which hides its host work. Calls that
+    may not run beside a wave take turns with waves.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -46,6 +46,12 @@ class Scheduler:
         self._fault: EngineFault | None = None
         self.on_change: Callable[[], None] = lambda: None
         """Called on the engine thread when requests may have left the queue, or a wave has ended."""
+        self.on_idle: Callable[[Callable[[], bool]], None] = lambda until: None
+        """Called on the engine thread before it sleeps after a lone request; returns when ``until()``, or earlier."""
+        self.on_busy: Callable[[], None] = lambda: None
+        """Called on the engine thread when it is not idle any more, at the latest when it has launched a wave."""
+        self.lone = False
+        """Whether a wave of one request has just ended, and nothing else is here."""
         self._thread = threading.Thread(target=self._loop, name="flashrec-engine", daemon=True)
 
     @property
@@ -64,10 +70,7 @@ class Scheduler:
         return sum(ticket.member.width for ticket in self._running)
 
     def start(self) -> None:
-        """Start the engine thread.
-
-        What lives by now lives on: out of the garbage collector's sight it costs no scan while beams are made.
-        """
+        """Start the engine thread. What lives by now lives on: the collector need not scan it while beams are made."""
         gc.collect()
         gc.freeze()
         self._thread.start()
@@ -120,10 +123,7 @@ class Scheduler:
         return self._on_engine_thread(self.engine.flush_cache)
 
     def load_catalog(self, name: str, path: Path, *, activate: bool = True) -> Place:
-        """Read a catalog on the caller's thread and put it into service between two waves.
-
-        See :meth:`flashrec.runtime.engine.Engine.load_catalog`.
-        """
+        """Read a catalog on the caller's thread; see :meth:`flashrec.runtime.engine.Engine.load_catalog`."""
         return self.engine.load_catalog(name, path, activate=activate, turn=self._on_engine_thread)
 
     def rollback_catalog(self, name: str) -> Place:
@@ -189,6 +189,8 @@ class Scheduler:
         except BaseException as error:
             logger.exception("the engine failed")
             self._fail_all(EngineFault(f"the engine failed: {type(error).__name__}: {error}"))
+        finally:
+            self.on_busy()
 
     def _turn(self) -> bool:
         """Wait for something to do and do it; False when the thread should end."""
@@ -196,10 +198,13 @@ class Scheduler:
             # Whoever comes while it reads its prompts would wait behind it anyway: they share the next wave.
             with trace_range("flashrec.batch.wait"):
                 flight.await_decode()
+        if self.lone and not self._flights and not self._called_for():
+            self.on_idle(self._called_for)
+        self.lone = False
         with self._state:
             if not self._flights:
                 with trace_range("flashrec.batch.wait"):
-                    self._state.wait_for(lambda: self._waiting or self._calls or self._stopping, self._patience())
+                    self._state.wait_for(self._called_for, self._patience())
             self._drop_stale()
             calls = self._due_calls()
             stop = self._stopping and not self._waiting
@@ -207,13 +212,19 @@ class Scheduler:
             if self._waiting and not (wave or calls or self._flights):
                 raise EngineFault("no wave can be formed although none is in flight: pages have leaked")
         self.on_change()
+        if self.engine.waves_in_flight == 1:  # on a CPU a wave has run when it has been launched
+            self.on_busy()
         if wave:
             self._launch(wave)
+        self.on_busy()
         while self._flights and (calls or not wave or len(self._flights) == self.engine.waves_in_flight):
             self._land(*self._flights.popleft())
         for call in calls:
             call()
         return not stop or bool(calls) or bool(self._calls) or bool(self._flights)
+
+    def _called_for(self) -> bool:
+        return bool(self._waiting or self._calls or self._stopping)
 
     def _due_calls(self) -> list[Callable[[], None]]:
         """The calls to run now, before any wave; after a turn of calls, waves that wait come first."""
@@ -240,8 +251,7 @@ class Scheduler:
         if not self._waiting:
             return []
         by_member = {ticket.member: ticket for ticket in self._waiting}
-        waiting = [ticket.member for ticket in self._waiting]
-        members = self.engine.admission.admit(waiting, time.monotonic(), len(self._running))
+        members = self.engine.admission.admit(list(by_member), time.monotonic(), len(self._running))
         wave = [by_member[member] for member in members]
         chosen = set(wave)
         self._running += wave
@@ -262,6 +272,7 @@ class Scheduler:
         outcomes = self.engine.finish(flight)
         now = time.monotonic()
         self._ended(wave)
+        self.lone = len(wave) == 1 and not self._running and not self._waiting
         for ticket, outcome in zip(wave, outcomes, strict=True):
             if not isinstance(outcome, Result):
                 ticket.fail(outcome)

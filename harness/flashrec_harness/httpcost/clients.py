@@ -23,15 +23,18 @@ NO_ANSWER = 0
 
 
 class Clients:
-    """``count`` processes. A context manager: its end is theirs."""
+    """``count`` processes. A context manager: its end is theirs.
 
-    def __init__(self, count: int) -> None:
+    ``awake``: a lone client does not sleep while it waits for an answer: see :meth:`.http_client.Client.post`.
+    """
+
+    def __init__(self, count: int, *, awake: bool = False) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         for _ in range(count):
             ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_client, args=(theirs,), daemon=True)
+            process = spawn.Process(target=_client, args=(theirs, awake), daemon=True)
             process.start()
             theirs.close()  # or a client that died would leave us waiting
             self._pipes.append(ours)
@@ -72,37 +75,44 @@ class Clients:
         return shots, kept
 
 
-def _client(pipe: Connection) -> None:
-    """A client process: loads one after the other, until the pipe is closed."""
+def _client(pipe: Connection, awake: bool) -> None:
+    """A client process: loads one after the other, until the pipe is closed.
+
+    A lone client's connection stays open; those of more at once are spread over the processes in front anew each time.
+    """
     pipe.send(None)
+    clients: dict[str, Client] = {}
     while True:
         try:
             url, share, keep = pipe.recv()
         except EOFError:
             return
+        client = clients.setdefault(url, Client(url))
         bodies = [
             orjson.dumps({"input_ids": prompt, "sampling_params": share.parameters()}) for prompt in share.prompts()
         ]
         pipe.send(None)
         pipe.recv()
-        pipe.send(_fire(url, bodies, share.concurrency, keep))
+        alone = share.point.concurrency == 1
+        pipe.send(_fire(client, bodies, share.concurrency, keep, awake=alone and awake))
+        if not alone:
+            client.close()
 
 
 def _fire(
-    url: str, bodies: Sequence[bytes], concurrency: int, keep: frozenset[int]
+    client: Client, bodies: Sequence[bytes], concurrency: int, keep: frozenset[int], *, awake: bool
 ) -> tuple[list[Shot], dict[int, tuple[OutputBeam, ...]]]:
     shots: list[Shot] = []
     contents: dict[int, bytes] = {}
-    with Client(url) as client:
 
-        def send(index: int) -> None:
-            start = time.time()
-            reply = client.post("/generate", bodies[index])
-            end = time.time()
-            shots.append(Shot(reply.status, end - start, end))
-            if index in keep and reply.status == 200:
-                contents[index] = reply.content
+    def send(index: int) -> None:
+        start = time.time()
+        reply = client.post("/generate", bodies[index], awake=awake)
+        end = time.time()
+        shots.append(Shot(reply.status, end - start, end))
+        if index in keep and reply.status == 200:
+            contents[index] = reply.content
 
-        lost = closed_loop(send, len(bodies), concurrency).failures
+    lost = closed_loop(send, len(bodies), concurrency).failures
     shots += [Shot(NO_ANSWER, one.latency_s, time.time()) for one in lost]
     return shots, {index: bits_of_json(content) for index, content in contents.items()}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from flashrec_harness import stats
 from flashrec_harness.httpcost.bits import Kept
 from flashrec_harness.httpcost.cells import TAIL_REQUESTS, Point, Seed, Share, shares
+from flashrec_harness.httpcost.gauge import Gauge
 from flashrec_harness.httpcost.sides import InProcess, Side
 from flashrec_harness.overload.fleet import steady_rate
 
@@ -23,7 +24,8 @@ _LOCKSTEP_TURNS = 1000
 @dataclass(frozen=True, slots=True)
 class Half:
     """One side of a round: answers per second, milliseconds of each as they came, how many of each status, requests per
-    wave, prompt tokens found cached, CPU milliseconds per request of each process, and the answers that are compared.
+    wave, prompt tokens found cached, CPU milliseconds per request of each process, the answers that are compared, and
+    what the machine's own :class:`.gauge.Gauge` took meanwhile, in milliseconds.
     """
 
     rate: float
@@ -33,6 +35,7 @@ class Half:
     hit_tokens: int = 0
     cpu_ms: Mapping[str, float] = field(default_factory=dict)
     kept: Kept = field(default_factory=dict)
+    gauge_ms: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -74,7 +77,15 @@ def lockstep(inside: InProcess, point: Point, loads: Loads) -> float:
 
 
 def measure(
-    point: Point, served: Side, inside: Side, loads: Loads, *, pace: float, seconds: float, rounds: int
+    point: Point,
+    served: Side,
+    inside: Side,
+    loads: Loads,
+    *,
+    pace: float,
+    seconds: float,
+    rounds: int,
+    gauge: Gauge | None = None,
 ) -> Measured:
     """Warm both sides up, then ``rounds`` rounds ABBA of about ``seconds`` each at ``pace`` requests per second."""
     found = Measured(point, pace)
@@ -86,15 +97,18 @@ def measure(
     for place, letter in enumerate(stats.abba_order(rounds)):
         load = loads.load(point, requests, turn=1 + place // 2)
         if letter == "A":
-            found.http.append(_half(served, load))
+            found.http.append(_half(served, load, gauge))
         else:
-            found.inside.append(_half(inside, load))
+            found.inside.append(_half(inside, load, gauge))
     return found
 
 
-def _half(side: Side, load: list[Share]) -> Half:
+def _half(side: Side, load: list[Share], gauge: Gauge | None) -> Half:
     before = side.counters()
+    if gauge is not None:
+        gauge.take()
     fired = side.load(load)
+    steadiness = [] if gauge is None else gauge.take()
     after = side.counters()
     answered = [shot for shot in fired.shots if shot.status == 200]
     each = 1e3 / max(len(answered), 1)
@@ -106,4 +120,5 @@ def _half(side: Side, load: list[Share]) -> Half:
         hit_tokens=after.hit_tokens - before.hit_tokens,
         cpu_ms={name: each * (spent - before.cpu_s.get(name, 0.0)) for name, spent in after.cpu_s.items()},
         kept=fired.kept,
+        gauge_ms=steadiness,
     )

@@ -16,7 +16,7 @@ from flashrec import Engine, EngineConfig, Request
 from flashrec.request import BeamArrays, LazyBeams, Result
 from flashrec.runtime.scheduler import Scheduler
 from flashrec_harness import hardware
-from flashrec_harness.http_client import Client, json_of
+from flashrec_harness.http_client import Client, json_of, may_poll
 from flashrec_harness.httpcost.bits import Kept, bits_of_arrays
 from flashrec_harness.httpcost.cells import Share, compared
 from flashrec_harness.httpcost.clients import Clients
@@ -159,7 +159,7 @@ def both(
     context: SuiteContext, engine: Mapping[str, Any], *, http_processes: int | None, clients: int
 ) -> Iterator[tuple[Served, InProcess]]:
     """Start both sides at the same time, with the same settings of the engine; ``engine`` overrides its fields."""
-    cores = divide(frozenset(os.sched_getaffinity(0)))
+    cores, awake = divide(frozenset(os.sched_getaffinity(0))), may_poll()
     config = EngineConfig(
         model_path=context.model_path, sid_vocab_file=context.sid_vocab_file, sid=context.sid, **engine
     )
@@ -175,7 +175,7 @@ def both(
     with ThreadPoolExecutor(1) as builder, ExitStack() as stack:
         building = builder.submit(Engine, config)
         with kept_to(cores.clients):
-            senders = stack.enter_context(Clients(clients))
+            senders = stack.enter_context(Clients(clients, awake=awake))
         with kept_to(cores.server):
             server = stack.enter_context(started)
         inside = InProcess(building.result())

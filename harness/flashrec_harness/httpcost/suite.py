@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from flashrec.errors import ConfigError
 from flashrec_harness import hardware
+from flashrec_harness.http_client import may_poll
 from flashrec_harness.httpcost import judge
 from flashrec_harness.httpcost.cells import JUDGED_FROM, SMALL, WAKE, Point, points
+from flashrec_harness.httpcost.gauge import Gauge
 from flashrec_harness.httpcost.measure import Loads, Measured, lockstep, measure
 from flashrec_harness.httpcost.sides import both
+from flashrec_harness.httpcost.tails import tail
 from flashrec_harness.outcome import Check, SuiteContext
 from flashrec_harness.perf.workload import load_workload
 
@@ -26,13 +30,14 @@ _FREE_TOKENS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpCostSettings:
-    """Each of ``rounds`` rounds measures both sides for about ``seconds`` at every point. ``clients`` processes send;
-    ``http_processes`` is the server's, ``None`` for its own default."""
+    """Each of ``rounds`` rounds measures both sides for about ``seconds`` at every point, or at those with ``at``
+    requests at once. ``clients`` processes send; ``http_processes`` is the server's, ``None`` for its own default."""
 
     seconds: float = 4.0
     rounds: int = 4
     clients: int = 8
     http_processes: int | None = None
+    at: int | None = None
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.clients < 1 or not self.seconds > 0:
@@ -50,6 +55,7 @@ def run(context: SuiteContext, settings: HttpCostSettings | None = None) -> list
     :data:`~flashrec_harness.httpcost.cells.SMALL`."""
     settings = settings or (QUICK if context.quick else HttpCostSettings())
     chosen, engine = menu(quick=context.quick, gpu=hardware.has_gpu())
+    chosen = _at(chosen, settings.at)
     loads = Loads(
         seed=context.seed,
         clients=settings.clients,
@@ -57,13 +63,15 @@ def run(context: SuiteContext, settings: HttpCostSettings | None = None) -> list
         max_tokens=None if context.sid_vocab_file is not None else _FREE_TOKENS,
     )
     sides = both(context, engine, http_processes=settings.http_processes, clients=settings.clients)
-    with sides as (served, inside):
+    with sides as (served, inside), Gauge() if may_poll() else nullcontext() as gauge:
         paces = [lockstep(inside, point, loads) for point in chosen]
         inside.start()
         server = served.told("server")
         woken = served.load(loads.load(WAKE, 2 * WAKE.concurrency, turn=0))
         found = [
-            measure(point, served, inside, loads, pace=pace, seconds=settings.seconds, rounds=settings.rounds)
+            measure(
+                point, served, inside, loads, pace=pace, seconds=settings.seconds, rounds=settings.rounds, gauge=gauge
+            )
             for point, pace in zip(chosen, paces, strict=True)
         ]
     checks = judged(found, Counter(shot.status for shot in woken.shots))
@@ -82,10 +90,19 @@ def menu(*, quick: bool, gpu: bool) -> tuple[tuple[Point, ...], Mapping[str, Any
     return SMALL, {**precision, **fixed, "kv_pool_tokens": _SMALL_POOL_TOKENS}
 
 
+def _at(chosen: tuple[Point, ...], concurrency: int | None) -> tuple[Point, ...]:
+    """The points with so many requests at once, all for ``None``. Raises :class:`ConfigError` where there is none."""
+    found = tuple(point for point in chosen if concurrency in (None, point.concurrency))
+    if not found:
+        known = ", ".join(map(str, sorted({point.concurrency for point in chosen})))
+        raise ConfigError(f"at: no point has {concurrency} requests at once; there are some with {known}")
+    return found
+
+
 def judged(found: list[Measured], woken: Counter[int]) -> list[Check]:
     """All checks: of every point its throughput or its tail, then of all points together, with the statuses of what
     came before them."""
-    each = [judge.throughput(one) if one.point.concurrency >= JUDGED_FROM else judge.tail(one) for one in found]
+    each = [judge.throughput(one) if one.point.concurrency >= JUDGED_FROM else tail(one) for one in found]
     return [*each, judge.arrived(found, woken), judge.same_answers(found)]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from flashrec_harness.http_client import Client
+from flashrec_harness.http_client import Client, may_poll
 from flashrec_harness.load import Answer, LoadResult, arrivals, closed_loop, poisson_arrivals
 
 THREADS = 256
@@ -76,7 +76,7 @@ class Load:
 class Plan:
     """What a client process sends to ``path`` from ``begin`` on (seconds since the epoch): ``requests`` of ``payloads``
     in turn, number ``first`` first, each when it is due or, without ``dues``, from ``concurrency`` clients in a closed
-    loop. ``keep``: answers are wanted."""
+    loop. ``keep``: answers are wanted; ``awake``: each is waited for without sleeping."""
 
     url: str
     path: str
@@ -87,6 +87,7 @@ class Plan:
     dues: Sequence[float] | None
     begin: float = 0.0
     keep: bool = False
+    awake: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def fire(plan: Plan, client: Client) -> Fired:
     def send(index: int) -> None:
         payload = (plan.first + index) % len(plan.payloads)
         start = time.time()
-        reply = client.post(plan.path, plan.payloads[payload])
+        reply = client.post(plan.path, plan.payloads[payload], awake=plan.awake)
         end = time.time()
         shots[index] = Shot(reply.status, end - start, end)
         if plan.keep and reply.status == 200:
@@ -191,7 +192,10 @@ class Fleet:
     ) -> Load:
         """Send ``requests`` and wait for every answer; ``keep`` the answers."""
         begin = time.time() + (_LEAD_S if self._pools else 0.0)
-        plans = [replace(plan, begin=begin, keep=keep) for plan in self.plans(requests, concurrency, rate, seed)]
+        awake = rate is None and concurrency == len(self._payloads) == 1 and may_poll()
+        plans = [
+            replace(plan, begin=begin, keep=keep, awake=awake) for plan in self.plans(requests, concurrency, rate, seed)
+        ]
         if self._pools:
             running = [pool.submit(_fire, plan) for pool, plan in zip(self._pools, plans, strict=True)]
             found = [one.result() for one in running]
