@@ -44,7 +44,7 @@ SERVER_FLAGS: dict[str, tuple[Any, str]] = {
     ),
     "busy_poll": (
         bool,
-        "keep a core awake for a lone request: short ones are answered sooner; default by a GPU on 8 cores or more",
+        "keep two cores awake for a lone request, which is answered sooner; default by a GPU on 8 cores or more",
     ),
 }
 """Flags of :class:`flashrec.server.config.ServerConfig`; an absent one keeps that class's default."""

@@ -69,8 +69,9 @@ class ServerConfig:
     """Processes that speak HTTP in front of the engine's; 0 is none, and the engine's own process does. Default:
     beside a GPU one per two cores, at most 8; on a CPU 1, of a single core 0."""
     busy_poll: bool | None = None
-    """Keep a process in front awake while it holds the server's only request: see :mod:`flashrec.front.polling`.
-    Default: beside a GPU on 8 cores or more."""
+    """Keep a process in front awake while it holds the server's only request, and the engine's thread for a while after
+    its answer: see :mod:`flashrec.front.polling` and :mod:`flashrec.front.ear`. Default: beside a GPU on 8 cores or
+    more."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
