@@ -23,8 +23,10 @@ JudgeWith = Callable[..., None]
 def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -> None:
     """Add the commands to ``flashrec-harness``; the other two are how it makes a context and runs a suite."""
 
-    def judge(suite: str, context: SuiteContext, reports: Path, strict: bool, function: SuiteFn) -> None:
-        judge_with(suite, context, reports, strict=strict, function=function)
+    def judge(
+        suite: str, context: SuiteContext, reports: Path, strict: bool, function: SuiteFn, budget: float | None = None
+    ) -> None:
+        judge_with(suite, context, reports, strict=strict, function=function, budget=budget)
 
     @app.command()
     def soak(
@@ -143,6 +145,7 @@ def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -
         quick: opt.Quick = False,
         require_gpu: opt.RequireGpu = False,
         seed: opt.Seed = 0,
+        budget: opt.Budget = None,
         strict: opt.Strict = False,
         reports_dir: opt.ReportsDir = _REPORTS,
         plant: Plant = None,
@@ -154,7 +157,7 @@ def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -
         given = _given(http_processes=http_processes, clients=clients, seconds=seconds, rounds=rounds, at=at)
         settings = replace(base, **given)
         context = make_context(model_path, sid_vocab_file, sid, None, None, quick, require_gpu, seed)
-        judge("http-cost", context, reports_dir, strict, lambda ctx: suite.run(ctx, settings))
+        judge("http-cost", context, reports_dir, strict, lambda ctx: suite.run(ctx, settings), budget)
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from flashrec.request import BeamArrays
 from flashrec.runtime.scheduler import Scheduler
 from flashrec.server import jobs
 from flashrec.server.config import ServerConfig
-from flashrec_harness import hardware
+from flashrec_harness import budget, hardware
 from flashrec_harness.determinism.records import OutputBeam, float_bits
 from flashrec_harness.httpcost import judge, suite
 from flashrec_harness.httpcost.bits import bits_of_arrays, bits_of_json
@@ -337,6 +337,26 @@ def test_points_can_be_chosen_by_how_many_requests_are_at_once() -> None:
     assert suite._at(every, 1) == (every[0], every[2])
     with pytest.raises(ConfigError, match="no point has 2 requests at once; there are some with 1, 8"):
         suite._at(every, 2)
+
+
+def test_a_time_budget_costs_points_and_never_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points of a minute each by a clock of the test's; the budget ends between two, in one, or not at all."""
+    for minutes, expected in ((None, 5), (2.5, 2), (3.0, 3), (0.5, 0)):
+        clock = [100.0]
+        end = None if minutes is None else 100.0 + 60 * minutes
+
+        def measure_one(clock: list[float] = clock, end: float | None = end) -> Measured:
+            clock[0] += 60
+            if end is not None and clock[0] > end:
+                raise budget.BudgetSpent  # the alarm
+            return alone([10.0])
+
+        monkeypatch.setattr(budget, "seconds_left", lambda clock=clock, end=end: end and end - clock[0])
+        monkeypatch.setattr(time, "monotonic", lambda clock=clock: clock[0])
+        assert len(suite.while_time_lasts([measure_one] * 5)) == expected
+    left_out = suite._cut_short([AT_8, ALONE])
+    assert left_out.outcome is Outcome.INCONCLUSIVE
+    assert left_out.summary == "not measured: 1000 x 256 at 8, 1000 x 256 at 1"
 
 
 def test_a_load_is_divided_evenly() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from flashrec.errors import ConfigError
-from flashrec_harness import hardware
+from flashrec_harness import budget, hardware
 from flashrec_harness.http_client import may_poll
 from flashrec_harness.httpcost import judge
 from flashrec_harness.httpcost.cells import JUDGED_FROM, SMALL, WAKE, Point, points
@@ -17,7 +19,7 @@ from flashrec_harness.httpcost.gauge import Gauge
 from flashrec_harness.httpcost.measure import Loads, Measured, lockstep, measure
 from flashrec_harness.httpcost.sides import both
 from flashrec_harness.httpcost.tails import tail
-from flashrec_harness.outcome import Check, SuiteContext
+from flashrec_harness.outcome import Check, Outcome, SuiteContext
 from flashrec_harness.perf.workload import load_workload
 
 WORKLOAD = "anchors"
@@ -68,13 +70,15 @@ def run(context: SuiteContext, settings: HttpCostSettings | None = None) -> list
         inside.start()
         server = served.told("server")
         woken = served.load(loads.load(WAKE, 2 * WAKE.concurrency, turn=0))
-        found = [
-            measure(
-                point, served, inside, loads, pace=pace, seconds=settings.seconds, rounds=settings.rounds, gauge=gauge
-            )
+        length = {"seconds": settings.seconds, "rounds": settings.rounds}
+        measuring = (
+            partial(measure, point, served, inside, loads, pace=pace, gauge=gauge, **length)
             for point, pace in zip(chosen, paces, strict=True)
-        ]
+        )
+        found = while_time_lasts(measuring)
     checks = judged(found, Counter(shot.status for shot in woken.shots))
+    if len(found) < len(chosen):
+        checks.append(_cut_short(chosen[len(found) :]))
     for check in checks:
         check.data |= {"settings": asdict(settings), "engine": dict(engine), "server": server}
     return checks
@@ -88,6 +92,33 @@ def menu(*, quick: bool, gpu: bool) -> tuple[tuple[Point, ...], Mapping[str, Any
         return points(workload), {**workload.engine, **fixed, "kv_pool_tokens": _POOL_TOKENS}
     precision = {name: value for name, value in workload.engine.items() if gpu and name in _PRECISION}
     return SMALL, {**precision, **fixed, "kv_pool_tokens": _SMALL_POOL_TOKENS}
+
+
+def while_time_lasts(measuring: Iterable[Callable[[], Measured]]) -> list[Measured]:
+    """Measure point after point as long as the time budget, where there is one, has room for another like the longest
+    so far; what has been measured is never lost to it."""
+    found: list[Measured] = []
+    longest = 0.0
+    with suppress(budget.BudgetSpent):
+        for measure_one in measuring:
+            left = budget.seconds_left()
+            if left is not None and left < longest:
+                break
+            start = time.monotonic()
+            found.append(measure_one())
+            longest = max(longest, time.monotonic() - start)
+    return found
+
+
+def _cut_short(missing: Sequence[Point]) -> Check:
+    """Fewer points say nothing else about those that were measured."""
+    return Check(
+        judge.SUITE,
+        "time budget",
+        Outcome.INCONCLUSIVE,
+        f"not measured: {', '.join(point.name for point in missing)}",
+        reason="the time budget has no room for another point: allow more (--budget)",
+    )
 
 
 def _at(chosen: tuple[Point, ...], concurrency: int | None) -> tuple[Point, ...]:
