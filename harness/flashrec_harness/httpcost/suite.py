@@ -15,6 +15,7 @@ from flashrec_harness import budget, hardware
 from flashrec_harness.http_client import may_poll
 from flashrec_harness.httpcost import judge
 from flashrec_harness.httpcost.cells import JUDGED_FROM, SMALL, WAKE, Point, points
+from flashrec_harness.httpcost.figures import SUITE
 from flashrec_harness.httpcost.gauge import Gauge
 from flashrec_harness.httpcost.measure import Loads, Measured, lockstep, measure
 from flashrec_harness.httpcost.sides import both
@@ -70,10 +71,9 @@ def run(context: SuiteContext, settings: HttpCostSettings | None = None) -> list
         inside.start()
         server = served.told("server")
         woken = served.load(loads.load(WAKE, 2 * WAKE.concurrency, turn=0))
-        length = {"seconds": settings.seconds, "rounds": settings.rounds}
+        each = partial(measure, seconds=settings.seconds, rounds=settings.rounds, gauge=gauge)
         measuring = (
-            partial(measure, point, served, inside, loads, pace=pace, gauge=gauge, **length)
-            for point, pace in zip(chosen, paces, strict=True)
+            partial(each, point, served, inside, loads, pace=pace) for point, pace in zip(chosen, paces, strict=True)
         )
         found = while_time_lasts(measuring)
     checks = judged(found, Counter(shot.status for shot in woken.shots))
@@ -113,7 +113,7 @@ def while_time_lasts(measuring: Iterable[Callable[[], Measured]]) -> list[Measur
 def _cut_short(missing: Sequence[Point]) -> Check:
     """Fewer points say nothing else about those that were measured."""
     return Check(
-        judge.SUITE,
+        SUITE,
         "time budget",
         Outcome.INCONCLUSIVE,
         f"not measured: {', '.join(point.name for point in missing)}",
