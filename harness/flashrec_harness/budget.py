@@ -25,6 +25,12 @@ def check() -> None:
         raise BudgetSpent
 
 
+def release() -> None:
+    """What follows takes the time that it needs: a verdict about what has been measured, the end of a server."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    _deadline.clear()
+
+
 @contextmanager
 def within(minutes: float | None) -> Iterator[None]:
     """Give the block a budget: it is interrupted by :class:`BudgetSpent` when the minutes are over.

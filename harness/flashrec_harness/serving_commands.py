@@ -140,7 +140,7 @@ def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -
             typer.Option("--rounds", min=1, help="Pairs of measurements at each point. Default: 4; --quick: 3."),
         ] = None,
         at: Annotated[
-            int | None, typer.Option("--at", min=1, help="Only the points with so many requests at once: 1, 8 or 32.")
+            int | None, typer.Option("--at", min=1, help="Only the points with so many requests at once.")
         ] = None,
         quick: opt.Quick = False,
         require_gpu: opt.RequireGpu = False,

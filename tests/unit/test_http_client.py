@@ -151,12 +151,12 @@ def test_a_server_that_takes_no_connection_is_a_hang(monkeypatch: pytest.MonkeyP
 
 
 def test_an_awake_client_reads_the_same_and_computes_while_it_waits() -> None:
-    """An answer in two pieces, 50 ms apart."""
+    """An answer in two pieces, half a second apart."""
 
     def talk(connection: socket.socket) -> None:
         reading(connection)
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello")
-        time.sleep(0.05)
+        time.sleep(0.5)
         connection.sendall(b"world")
 
     spent = {}
@@ -165,7 +165,7 @@ def test_an_awake_client_reads_the_same_and_computes_while_it_waits() -> None:
             before = time.thread_time()
             assert client.post("/x", b"{}", awake=awake).content == b"helloworld"
             spent[awake] = time.thread_time() - before
-    assert spent[False] < 0.01 < 0.02 < spent[True]
+    assert spent[False] < 0.02 < 0.04 < spent[True]
 
 
 def test_an_awake_client_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

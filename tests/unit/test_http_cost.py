@@ -188,7 +188,7 @@ def test_a_machine_that_is_not_steady_says_so_and_the_verdict_stands(steady: boo
     found = tail(Measured(ALONE, 100.0, [slow], [half(latencies_ms=[9.0] * 250)]))
     assert found.outcome is Outcome.FAIL
     assert f"a computation beside it {1.0 if steady else 1.2:.3f}, p50 0.5 ms" in found.summary
-    assert ("this machine is not steady" in found.reason) is not steady
+    assert ("the machine, or too few cores" in found.reason) is not steady
     assert found.data["gauge ms"] == gauge
     quick = half(latencies_ms=[10.0] * 250, gauge_ms=gauge)
     assert tail(Measured(ALONE, 100.0, [quick], [quick])).outcome is Outcome.PASS
@@ -205,10 +205,12 @@ def test_the_gauge_times_one_computation_while_a_round_runs() -> None:
         while not gauge.take():  # until it runs
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        start = time.monotonic()
         found = measure(ALONE, Slow(100), Slow(100), LOADS, pace=20.0, seconds=0.1, rounds=1, gauge=gauge)
+        most = (time.monotonic() - start) / 0.02 + 1  # one in 20 ms
         pid = gauge._process.pid
-    assert 2 <= len(found.http[0].gauge_ms) <= 20, "at most one in 20 ms"
-    assert 2 <= len(found.inside[0].gauge_ms) <= 20
+    assert 2 <= len(found.http[0].gauge_ms) <= most
+    assert 2 <= len(found.inside[0].gauge_ms) <= most
     assert all(ms > 0.05 for ms in found.http[0].gauge_ms)
     assert not Path(f"/proc/{pid}").exists()
 
@@ -335,7 +337,7 @@ def test_points_can_be_chosen_by_how_many_requests_are_at_once() -> None:
     every = (Point(10, 4, 1), Point(10, 4, 8), Point(20, 4, 1))
     assert suite._at(every, None) == every
     assert suite._at(every, 1) == (every[0], every[2])
-    with pytest.raises(ConfigError, match="no point has 2 requests at once; there are some with 1, 8"):
+    with pytest.raises(ConfigError, match="--at 2: no point has so many requests at once; there are some with 1, 8"):
         suite._at(every, 2)
 
 
@@ -351,9 +353,14 @@ def test_a_time_budget_costs_points_and_never_what_was_measured(monkeypatch: pyt
                 raise budget.BudgetSpent  # the alarm
             return alone([10.0])
 
-        monkeypatch.setattr(budget, "seconds_left", lambda clock=clock, end=end: end and end - clock[0])
-        monkeypatch.setattr(time, "monotonic", lambda clock=clock: clock[0])
-        assert len(suite.while_time_lasts([measure_one] * 5)) == expected
+        with monkeypatch.context() as patch:
+            patch.setattr(budget, "seconds_left", lambda clock=clock, end=end: end and end - clock[0])
+            patch.setattr(time, "monotonic", lambda clock=clock: clock[0])
+            assert len(suite.while_time_lasts([measure_one] * 5)) == expected
+    with budget.within(0.001):
+        budget.release()
+        time.sleep(0.1)  # and no alarm
+        assert budget.seconds_left() is None
     left_out = suite._cut_short([AT_8, ALONE])
     assert left_out.outcome is Outcome.INCONCLUSIVE
     assert left_out.summary == "not measured: 1000 x 256 at 8, 1000 x 256 at 1"

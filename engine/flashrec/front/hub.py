@@ -34,7 +34,7 @@ _SPANS_TIMEOUT_S = 2.0
 class Hub:
     """One scheduler for several fronts. ``directory`` is for the catalogs' files.
 
-    ``awake``: after a lone request the engine's thread listens for the next one, and has told the fronts of the last.
+    ``awake``: the engine's thread sends a lone request's answer itself, and then listens for the next request.
     """
 
     def __init__(self, scheduler: Scheduler, board: Board, directory: Path, *, awake: bool = False) -> None:

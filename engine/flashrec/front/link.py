@@ -117,8 +117,9 @@ class Link:
 
     def _unpack(self) -> tuple[Any, ...]:
         end = self._end()
-        messages: tuple[Any, ...] = pickle.loads(memoryview(self._received)[_HEADER.size : end].tobytes())
+        parcel = bytes(memoryview(self._received)[_HEADER.size : end])
         del self._received[:end]
+        messages: tuple[Any, ...] = pickle.loads(parcel)
         return messages
 
 

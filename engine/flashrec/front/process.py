@@ -9,9 +9,11 @@ import os
 import shutil
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import values
 
@@ -58,7 +60,7 @@ def run_front(post: Post) -> None:
     values.ValueClass = values.MultiProcessValue(lambda: post.index)
     link = Link(post.connection)
     try:
-        hello, serve = link.receive()
+        hello, serve, *news = link.receive()
     except LinkClosed:
         _tidy(post)
         sys.exit(1)
@@ -79,7 +81,7 @@ def run_front(post: Post) -> None:
         link.send(Ready(error))
         sys.exit(1)
     server = DrainingServer(app, post.config)
-    server.on_started = lambda: _begin(link, scheduler, server, places if post.config.busy_poll else None)
+    server.on_started = lambda: _begin(link, scheduler, server, places if post.config.busy_poll else None, news)
     scheduler.lost = app.context.lifecycle.report_fault
     trace_range.watch = scheduler.show
     gc.collect()
@@ -95,10 +97,12 @@ def _tidy(post: Post) -> None:
         shutil.rmtree(post.directory, ignore_errors=True)
 
 
-def _begin(link: Link, scheduler: RemoteScheduler, server: DrainingServer, places: Places | None) -> None:
+def _begin(
+    link: Link, scheduler: RemoteScheduler, server: DrainingServer, places: Places | None, news: Sequence[Any]
+) -> None:
     """Hear the engine's process on the event loop, which a thread would have to wake, and say that this one serves.
 
-    With ``places``, stay awake for a lone request.
+    With ``places``, stay awake for a lone request. ``news`` came with the first messages.
     """
     loop = asyncio.get_running_loop()
     if places is not None:
@@ -107,10 +111,15 @@ def _begin(link: Link, scheduler: RemoteScheduler, server: DrainingServer, place
     def heard() -> None:
         try:
             messages = link.arrived()
-        except LinkClosed:
+        except Exception as error:
+            if not isinstance(error, LinkClosed):
+                logger.exception("what the engine's process says cannot be read")
             loop.remove_reader(link.fileno())
             scheduler.lose()
             return
+        hear(messages)
+
+    def hear(messages: Sequence[Any]) -> None:
         for message in messages:
             if isinstance(message, Drain):
                 server.drain(at_once=message.at_once)
@@ -119,3 +128,4 @@ def _begin(link: Link, scheduler: RemoteScheduler, server: DrainingServer, place
 
     loop.add_reader(link.fileno(), heard)
     link.send(Ready())
+    hear(news)

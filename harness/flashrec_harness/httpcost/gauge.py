@@ -13,7 +13,8 @@ _STEPS = 10_000
 
 class Gauge:
     """A process of its own that computes for some tenths of a millisecond, fifty times a second. What it takes varies
-    with the machine alone: cores that are slow after a sleep, that others share, or whose host lowers their clock.
+    with the machine: cores that are slow after a sleep, that others share, or whose host lowers their clock. The load
+    itself is among the others, where it leaves no core alone.
 
     A context manager: its end is the process's.
     """
@@ -33,7 +34,8 @@ class Gauge:
         self._process.join()
 
     def take(self) -> list[float]:
-        """Milliseconds of each computation since the last call. Raises :class:`EOFError` if the process died."""
+        """Milliseconds of each computation since the last call. Raises :class:`OSError` or :class:`EOFError` if the
+        process died."""
         self._pipe.send(None)
         taken: list[float] = self._pipe.recv()
         return taken
@@ -49,9 +51,9 @@ def _measure(pipe: Connection) -> None:
             continue
         try:
             pipe.recv()
-        except EOFError:
+            pipe.send(times)
+        except (EOFError, OSError):
             return
-        pipe.send(times)
         times = []
 
 

@@ -67,6 +67,8 @@ def run(context: SuiteContext, settings: HttpCostSettings | None = None) -> list
     )
     sides = both(context, engine, http_processes=settings.http_processes, clients=settings.clients)
     with sides as (served, inside), Gauge() if may_poll() else nullcontext() as gauge:
+        if gauge is not None:
+            gauge.take()  # its process has started: that would disturb what is measured
         paces = [lockstep(inside, point, loads) for point in chosen]
         inside.start()
         server = served.told("server")
@@ -76,6 +78,7 @@ def run(context: SuiteContext, settings: HttpCostSettings | None = None) -> list
             partial(each, point, served, inside, loads, pace=pace) for point, pace in zip(chosen, paces, strict=True)
         )
         found = while_time_lasts(measuring)
+        budget.release()
     checks = judged(found, Counter(shot.status for shot in woken.shots))
     if len(found) < len(chosen):
         checks.append(_cut_short(chosen[len(found) :]))
@@ -96,7 +99,7 @@ def menu(*, quick: bool, gpu: bool) -> tuple[tuple[Point, ...], Mapping[str, Any
 
 def while_time_lasts(measuring: Iterable[Callable[[], Measured]]) -> list[Measured]:
     """Measure point after point as long as the time budget, where there is one, has room for another like the longest
-    so far; what has been measured is never lost to it."""
+    so far. What has been measured is not lost to it; the caller releases it next."""
     found: list[Measured] = []
     longest = 0.0
     with suppress(budget.BudgetSpent):
@@ -126,7 +129,7 @@ def _at(chosen: tuple[Point, ...], concurrency: int | None) -> tuple[Point, ...]
     found = tuple(point for point in chosen if concurrency in (None, point.concurrency))
     if not found:
         known = ", ".join(map(str, sorted({point.concurrency for point in chosen})))
-        raise ConfigError(f"at: no point has {concurrency} requests at once; there are some with {known}")
+        raise ConfigError(f"--at {concurrency}: no point has so many requests at once; there are some with {known}")
     return found
 
 

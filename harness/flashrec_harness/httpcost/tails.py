@@ -22,7 +22,7 @@ def tail(found: Measured) -> Check:
     """p99 over p50 of the answers over HTTP, all rounds together; ``found`` is measured at concurrency 1.
 
     A round's first answers wake what slept while the other side had its round. They count; what the ratio is without
-    them is shown beside, and what it is of a computation that only the machine can make uneven: see :mod:`.gauge`.
+    them is shown beside, and what it is of a computation that does not change: see :mod:`.gauge`.
     """
     name = f"p99 over p50 at concurrency 1: {found.point.row}"
     times = _times(found.http)
@@ -55,7 +55,7 @@ def _verdict(times: Sequence[float], inside: Sequence[float], gauge: Sequence[fl
     if _ratio(inside) > TAIL:
         reason += "; in process it is, too: engine or machine"
     if gauge and _ratio(gauge) > TAIL:
-        reason += f"; this machine is not steady: the same computation beside it varied by {_ratio(gauge):.3f}"
+        reason += f"; a computation beside it varied by {_ratio(gauge):.3f}: the machine, or too few cores, may be why"
     return Outcome.FAIL, reason
 
 
