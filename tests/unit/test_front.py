@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import gzip
 import json
 import multiprocessing
@@ -22,6 +24,7 @@ from flashrec.front.board import Board
 from flashrec.front.desk import Desk
 from flashrec.front.hub import Hub
 from flashrec.front.link import Link, LinkClosed
+from flashrec.front.process import _begin
 from flashrec.front.remote import RemoteScheduler, unpack
 from flashrec.front.stored import load, store
 from flashrec.front.wire import Hello, InternalError, Ready, Serve, pack
@@ -268,7 +271,7 @@ def test_a_catalog_whose_files_cannot_be_written_is_refused_before_it_serves(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(np, "save", full)
+        patch.setattr(Path, "write_bytes", full)
         with pytest.raises(CatalogStateError, match="No space left on device; make room there, or set TMPDIR"):
             pair.front.load_catalog("default", new)
     assert pair.fake.engine.catalogs.find(None).label == "default@1"  # type: ignore[union-attr]
@@ -290,9 +293,38 @@ def test_what_goes_wrong_with_one_message_leaves_both_fronts_served(pair: Pair) 
     assert other.flush_cache() == 7
 
 
-def test_a_stored_catalog_is_the_same_catalog(pair: Pair, tmp_path: Path) -> None:
+def test_a_front_that_cannot_act_on_a_message_is_lost_at_once() -> None:
+    """Another takes its place, and a change of the catalogs waits for it no longer."""
+    ours, theirs = multiprocessing.Pipe()
+    engine, link = Link(ours), Link(theirs)
+    heard: list[str] = []
+    lost = asyncio.Event()
+
+    class Front:
+        def hear(self, message: str) -> None:
+            heard.append(message)
+            if message == "cannot":
+                raise FileNotFoundError(message)
+
+        def lose(self) -> None:
+            lost.set()
+
+    async def serve() -> None:
+        _begin(link, Front(), None, None, [])  # type: ignore[arg-type]
+        assert engine.receive() == (Ready(),)
+        engine.send("can", "cannot")
+        engine.send("never")
+        await asyncio.wait_for(lost.wait(), 10)
+        await asyncio.sleep(0.05)
+
+    asyncio.run(serve())
+    assert heard == ["can", "cannot"]
+
+
+def test_a_stored_catalog_is_the_same_catalog(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = pair.fake.engine.catalogs.find(None)
     assert served is not None
+    monkeypatch.setattr(ast, "parse", None)  # which two threads at once cannot rely on: see flashrec.sid.cache
     copy = load(store(served, tmp_path / "copy"), served.layout)
     for name in ("sids", "item_start"):
         assert np.array_equal(getattr(copy.catalog, name), getattr(served.catalog, name))

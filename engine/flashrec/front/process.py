@@ -110,14 +110,12 @@ def _begin(
 
     def heard() -> None:
         try:
-            messages = link.arrived()
+            hear(link.arrived())
         except Exception as error:
             if not isinstance(error, LinkClosed):
-                logger.exception("what the engine's process says cannot be read")
+                logger.exception("what the engine's process says cannot be read, or not be acted on")
             loop.remove_reader(link.fileno())
             scheduler.lose()
-            return
-        hear(messages)
 
     def hear(messages: Sequence[Any]) -> None:
         for message in messages:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,10 @@ def _write(catalog: Catalog, directory: Path) -> None:
     if catalog.titles is not None:
         arrays |= _strings("titles", catalog.titles)
     for name, array in arrays.items():
-        np.save(directory / f"{name}.npy", array, allow_pickle=False)
+        (directory / name).write_bytes(np.ascontiguousarray(array).data)
+    # What numpy's own files say in Python, which not every Python parses on two threads: see flashrec.sid.cache.
     facts = {
+        "arrays": {name: (array.dtype.str, array.shape) for name, array in arrays.items()},
         "digest": catalog.digest,
         "path": str(catalog.path),
         "has_end_level": catalog.has_end_level,
@@ -57,15 +60,14 @@ def _write(catalog: Catalog, directory: Path) -> None:
 
 def load(stored: StoredCatalog, layout: SidLayout) -> ServedCatalog:
     """Map a revision's files; they may be deleted afterwards. What the device holds of it stays with the engine."""
-    directory = stored.directory
-    facts = json.loads((directory / "facts.json").read_text(encoding="utf-8"))
-    has_titles = (directory / "titles_blob.npy").is_file()
+    facts = json.loads((stored.directory / "facts.json").read_text(encoding="utf-8"))
+    arrays = {name: _map(stored.directory / name, *place) for name, place in facts["arrays"].items()}
     catalog = Catalog(
-        sids=_map(directory, "sids"),
-        item_start=_map(directory, "item_start"),
-        items=_table(directory, "items"),
-        index=StringIndex(_map(directory, "index_start"), _map(directory, "index_order")),
-        titles=_table(directory, "titles") if has_titles else None,
+        sids=arrays["sids"],
+        item_start=arrays["item_start"],
+        items=_table(arrays, "items"),
+        index=StringIndex(arrays["index_start"], arrays["index_order"]),
+        titles=_table(arrays, "titles") if "titles_blob" in arrays else None,
         digest=facts["digest"],
         path=Path(facts["path"]),
         has_end_level=facts["has_end_level"],
@@ -78,11 +80,12 @@ def _strings(name: str, texts: StringTable) -> dict[str, NDArray[np.generic]]:
     return {f"{name}_blob": texts.blob, f"{name}_offsets": texts.offsets}
 
 
-def _table(directory: Path, name: str) -> StringTable:
-    return StringTable(_map(directory, f"{name}_blob"), _map(directory, f"{name}_offsets"))
+def _table(arrays: Mapping[str, NDArray[Any]], name: str) -> StringTable:
+    return StringTable(arrays[f"{name}_blob"], arrays[f"{name}_offsets"])
 
 
-def _map(directory: Path, name: str) -> NDArray[Any]:
-    path = directory / f"{name}.npy"
-    array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return np.asarray(array)  # np.memmap's own indexing takes several times as long
+def _map(path: Path, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+    if 0 in shape:  # there is nothing to map in an empty file
+        return np.empty(shape, dtype)
+    mapped: NDArray[Any] = np.memmap(path, dtype, mode="r", shape=tuple(shape))
+    return np.asarray(mapped)  # np.memmap's own indexing takes several times as long

@@ -9,7 +9,7 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,17 @@ from flashrec.sid.trie import Trie, build_trie
 
 _log = logging.getLogger(__name__)
 
-_VERSION = 2
+_VERSION = 3
 _BROKEN = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile)
+
+_TABLE = "arrays.json"
+"""An archive's member that tells the type and the shape of every other, which is an array's bytes.
+
+Not numpy's own files: their headers are Python, and CPython 3.11 fails where two threads parse Python at once
+("AST constructor recursion depth mismatch", a SystemError). A catalog is read beside waves that may compile kernels.
+"""
+
+_PART_BYTES = 1 << 20
 
 MIN_BYTES = 1 << 20
 """Smaller files are read anew each time: that takes well under a second."""
@@ -66,7 +75,7 @@ def load_catalog_and_trie(
     path = Path(path)
     entry = None
     if path.is_file() and path.stat().st_size >= min_bytes:
-        entry = (cache_dir or default_cache_dir()) / f"{_key(path, layout, packing)}.npz"
+        entry = (cache_dir or default_cache_dir()) / f"{_key(path, layout, packing)}.zip"
         found = _load(entry, path)
         if found is not None:
             return found
@@ -147,13 +156,26 @@ def _load(entry: Path, path: Path) -> tuple[Catalog, Trie] | None:
     if not entry.is_file():
         return None
     try:
-        # Opened here: np.load leaves a file open that turns out to be no archive.
-        with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        with zipfile.ZipFile(entry) as archive:
+            table = json.loads(archive.read(_TABLE))
+            arrays = {name: _read(archive, name, *told) for name, told in table.items()}
         return _catalog(arrays, path), Trie.from_arrays(arrays)
     except _BROKEN as error:
         _log.warning("%s: damaged catalog cache, reading %s anew: %s", entry, path, error)
         return None
+
+
+def _read(archive: zipfile.ZipFile, name: str, dtype: str, shape: Sequence[int]) -> NDArray[np.generic]:
+    """One array. Raises :class:`zipfile.BadZipFile` where its checksum is not that of its bytes."""
+    array: NDArray[np.generic] = np.empty(shape, dtype=dtype)
+    left = array.reshape(-1).view(np.uint8).data
+    with archive.open(name) as member:
+        while part := member.read(_PART_BYTES):  # to its end, where the checksum is looked at
+            left[: len(part)] = part
+            left = left[len(part) :]
+    if left:
+        raise EOFError(f"{name}: {len(left)} bytes are missing")
+    return array
 
 
 def _store(entry: Path, arrays: Arrays) -> None:
@@ -161,11 +183,18 @@ def _store(entry: Path, arrays: Arrays) -> None:
         entry.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=entry.parent, prefix=f"{entry.stem}.", suffix=".tmp")
         try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
+            with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
+                _write(archive, arrays)
             os.replace(name, entry)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
     except OSError as error:
         _log.warning("%s: cannot write the catalog cache: %s", entry, error)
+
+
+def _write(archive: zipfile.ZipFile, arrays: Arrays) -> None:
+    archive.writestr(_TABLE, json.dumps({name: (array.dtype.str, array.shape) for name, array in arrays.items()}))
+    for name, array in arrays.items():
+        with archive.open(name, "w", force_zip64=True) as member:
+            member.write(np.ascontiguousarray(array).data)
