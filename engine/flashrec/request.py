@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol, overload
@@ -81,15 +81,23 @@ class BeamArrays(NamedTuple):
     ranks: NDArray[np.int32]
 
 
+class JsonColumn(NamedTuple):
+    """A field of several objects as JSON: each of ``values`` stands between ``opening`` and ``closing``."""
+
+    values: Iterable[bytes]
+    opening: bytes = b""
+    closing: bytes = b""
+
+
 class BeamColumns(NamedTuple):
     """A request's beams, best first, as what an answer shows of them: ``token_ids`` int32 [n, length],
-    ``cumulative_logprob`` and ``score`` float32 [n], ``sids`` int32 [n, depth] and each one's ``items``."""
+    ``cumulative_logprob`` and ``score`` float32 [n], ``sids`` int32 [n, depth] and the list of each one's ``items``."""
 
     token_ids: NDArray[np.int32]
     cumulative_logprob: NDArray[np.float32]
     score: NDArray[np.float32]
     sids: NDArray[np.int32]
-    items: Sequence[tuple[str, ...]]
+    items: JsonColumn
 
 
 class BeamSource(Protocol):

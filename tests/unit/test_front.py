@@ -334,6 +334,7 @@ def test_a_stored_catalog_is_the_same_catalog(pair: Pair, tmp_path: Path, monkey
     assert copy.catalog.rank([(0, 2), (1, 1), (9, 9)]).tolist() == [1, 2, -1]
     assert copy.catalog.ranks_of_items(["kiwi", "pear"]).tolist() == [0, 2]
     assert (copy.catalog.digest, copy.label) == (served.catalog.digest, served.label)
+    assert copy.catalog.plain_items
     assert not copy.catalog.sids.flags.writeable
 
 

@@ -61,6 +61,7 @@ def test_the_second_read_comes_from_the_cache_and_is_equal(tmp_path: Path, reade
     assert groups(first) == groups(second) == GROUPS
     assert second.path == tmp_path / "b"
     assert (second.digest, second.has_end_level) == (first.digest, first.has_end_level)
+    assert second.plain_items is first.plain_items is True
     assert (second.titles or [])[:] == (first.titles or [])[:]
     assert second.ranks_of_items(["c"]).tolist() == [1]
     for name, array in first_trie.arrays().items():

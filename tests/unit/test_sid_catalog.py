@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from sid_files import GROUPS, SPELLINGS, Groups, groups, joined, make_layout, rows, write
 
 from flashrec.errors import CatalogError
-from flashrec.sid.catalog import load_catalog
+from flashrec.sid.catalog import assemble, load_catalog
 from flashrec.sid.codes import Packing
 from flashrec.sid.layout import SidLayout
 from flashrec.sid.peek import peek_depth
@@ -37,6 +38,27 @@ def test_every_format_says_the_same(tmp_path: Path, spelling: str, wrapping: dic
     assert peek_depth(path) == (4 if catalog.has_end_level else 3)
     if catalog.titles is not None:
         assert catalog.titles[:] == [f"title of {item}" for item in catalog.items]
+
+
+ITEMS = st.lists(st.text(st.sampled_from("ab0 üß\x7f,[]\u2028😀"), min_size=1, max_size=5), min_size=1, max_size=3)
+ODD = st.lists(st.text(st.sampled_from('a"\\\n\x1f\t/é'), min_size=1, max_size=3), min_size=1, max_size=2)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(ITEMS | ODD, min_size=1, max_size=12) | st.lists(ITEMS.map(lambda some: some[:1]), min_size=1), st.data()
+)
+def test_items_as_json_are_what_their_strings_are_written_as(lists: list[list[str]], data: st.DataObject) -> None:
+    codes = np.array([[row // 8, row % 8] for row, items in enumerate(lists) for _ in items], dtype=np.int32)
+    items = [item for some in lists for item in some]
+    numbers = np.arange(len(items), dtype=np.int32)
+    catalog = assemble(Path("x"), Rows(codes, StringTable.of(items), None, numbers), has_end_level=False)
+    ranks = data.draw(st.lists(st.integers(0, catalog.num_sids - 1), max_size=20))
+    found = catalog.items_json(np.array(ranks, dtype=np.int32))
+    assert [json.loads(found.opening + value + found.closing) for value in found.values] == [
+        list(dict.fromkeys(lists[rank])) for rank in ranks
+    ]
+    assert catalog.plain_items == all(orjson.dumps(item) == f'"{item}"'.encode() for item in items)
 
 
 @pytest.mark.parametrize("columns", [False, True])

@@ -54,6 +54,7 @@ def _write(catalog: Catalog, directory: Path) -> None:
         "path": str(catalog.path),
         "has_end_level": catalog.has_end_level,
         "duplicates": catalog.duplicates,
+        "plain_items": catalog.plain_items,
     }
     (directory / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
@@ -72,6 +73,7 @@ def load(stored: StoredCatalog, layout: SidLayout) -> ServedCatalog:
         path=Path(facts["path"]),
         has_end_level=facts["has_end_level"],
         duplicates=facts["duplicates"],
+        plain_items=facts["plain_items"],
     )
     return ServedCatalog(stored.name, stored.revision, catalog, layout, (), stored.device_bytes)
 

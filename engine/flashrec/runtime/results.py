@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import orjson
 import torch
 from numpy.typing import NDArray
 
 from flashrec.errors import NonFiniteError
-from flashrec.request import Beam, BeamArrays, BeamColumns, LazyBeams, Request, Result
+from flashrec.request import Beam, BeamArrays, BeamColumns, JsonColumn, LazyBeams, Request, Result
 from flashrec.runtime.buffers import WaveLayout
 from flashrec.runtime.member import Member
 from flashrec.search.expand import Frontier
@@ -115,10 +116,13 @@ class WaveBeams:
 
     def columns_of(self, index: int) -> BeamColumns:
         """The same without an object for each."""
-        span = self._span(index)
-        return BeamColumns(
-            self._token_ids[span], self._totals[span], self._scores[span], self._codes[span], self._shown(index)
+        span, request = self._span(index), self._requests[index]
+        items = (
+            JsonColumn(map(orjson.dumps, self._shown(index)))
+            if _hides(request)
+            else self._catalog.items_json(self._ranks[span])
         )
+        return BeamColumns(self._token_ids[span], self._totals[span], self._scores[span], self._codes[span], items)
 
     def arrays_of(self, index: int) -> BeamArrays:
         """The same as arrays."""
@@ -134,7 +138,7 @@ class WaveBeams:
         """The items of each beam of request ``index``, less those that it does not want to see."""
         span, request = self._span(index), self._requests[index]
         items = self._items[span]
-        if request.exclude_items or request.allow_items is not None:
+        if _hides(request):
             sids = map(tuple, self._codes[span].tolist())
             return list(map(VisibleItems(request), sids, items))
         return items
@@ -172,6 +176,11 @@ class WaveBeams:
         """Token ids, sums and codes of every beam."""
         tokens, codes = (list(zip(*table.T.tolist(), strict=True)) for table in (self._token_ids, self._codes))
         return tokens, self._totals.tolist(), codes
+
+
+def _hides(request: Request) -> bool:
+    """Whether it may not want to see an item of a SID that it does want."""
+    return bool(request.exclude_items) or request.allow_items is not None
 
 
 _BEAM: Callable[[Iterable[Any]], Beam] = functools.partial(tuple.__new__, Beam)  # Beam._make without its Python frame

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from flashrec.request import Beam, BeamColumns, LazyBeams
+from flashrec.request import Beam, BeamColumns, JsonColumn, LazyBeams
 from flashrec.server.text import TextCodec
 
 
@@ -70,30 +70,22 @@ def _fields(number: int, beam: Beam, text: str) -> Fields:
     )
 
 
-class _Column(NamedTuple):
-    """The JSON of a field, beam by beam: each of ``values`` stands between ``opening`` and ``closing``."""
-
-    values: Iterable[bytes]
-    opening: bytes = b""
-    closing: bytes = b""
-
-
-def _columns(beams: BeamColumns, codec: TextCodec, first: int) -> dict[str, Callable[[], _Column]]:
+def _columns(beams: BeamColumns, codec: TextCodec, first: int) -> dict[str, Callable[[], JsonColumn]]:
     """How to write each field."""
     return {
-        "number": lambda: _Column(b"%d" % number for number in range(first, first + len(beams.score))),
+        "number": lambda: JsonColumn(b"%d" % number for number in range(first, first + len(beams.score))),
         "token_ids": lambda: _lists(beams.token_ids),
         "last": lambda: _numbers(beams.token_ids[:, -1]),
-        "text": lambda: _Column(codec.quoted(beams.sids), b'"', b'"'),
+        "text": lambda: JsonColumn(codec.quoted(beams.sids), b'"', b'"'),
         # Exactly the float32 values: in 64 bits, for whose digits readers ask.
         "cumulative_logprob": lambda: _numbers(beams.cumulative_logprob.astype(np.float64)),
         "score": lambda: _numbers(beams.score.astype(np.float64)),
         "sid": lambda: _lists(beams.sids),
-        "items": lambda: _Column(map(orjson.dumps, beams.items)),
+        "items": lambda: beams.items,
     }
 
 
-def _filled(shape: Shape, columns: Mapping[str, Callable[[], _Column]], count: int) -> list[bytes]:
+def _filled(shape: Shape, columns: Mapping[str, Callable[[], JsonColumn]], count: int) -> list[bytes]:
     """One object a row, from what :class:`Shape` makes of marks in place of the fields."""
     before, *rest = _HOLE.split(orjson.dumps(shape(_MARKS)))
     pieces = list[Iterable[bytes]]()
@@ -107,12 +99,12 @@ def _filled(shape: Shape, columns: Mapping[str, Callable[[], _Column]], count: i
     return found
 
 
-def _numbers(array: NDArray[np.generic]) -> _Column:
+def _numbers(array: NDArray[np.generic]) -> JsonColumn:
     whole = orjson.dumps(np.ascontiguousarray(array), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
-    return _Column(whole.split(b",") if whole else [])
+    return JsonColumn(whole.split(b",") if whole else [])
 
 
-def _lists(table: NDArray[np.int32]) -> _Column:
+def _lists(table: NDArray[np.int32]) -> JsonColumn:
     """Of [n, length] with a length of at least 1."""
     whole = orjson.dumps(np.ascontiguousarray(table), option=orjson.OPT_SERIALIZE_NUMPY)[2:-2]
-    return _Column(whole.split(b"],[") if whole else [], b"[", b"]")
+    return JsonColumn(whole.split(b"],[") if whole else [], b"[", b"]")

@@ -99,7 +99,7 @@ def _key(path: Path, layout: SidLayout, packing: Packing | None) -> str:
 
 def _catalog_arrays(catalog: Catalog) -> dict[str, NDArray[np.generic]]:
     """What :func:`_catalog` needs, in few bytes: reading and checking them is what loading from the cache costs."""
-    facts = json.dumps([catalog.digest, catalog.has_end_level, catalog.duplicates])
+    facts = json.dumps([catalog.digest, catalog.has_end_level, catalog.duplicates, catalog.plain_items])
     arrays = {
         "sids": _narrow(catalog.sids),
         "items_per_sid": _narrow(np.diff(catalog.item_start)),
@@ -113,7 +113,7 @@ def _catalog_arrays(catalog: Catalog) -> dict[str, NDArray[np.generic]]:
 
 def _catalog(arrays: Arrays, path: Path) -> Catalog:
     """The inverse of :func:`_catalog_arrays`. Raises :class:`KeyError` if an array is missing."""
-    digest, has_end_level, duplicates = json.loads(arrays["facts"].tobytes())
+    digest, has_end_level, duplicates, plain_items = json.loads(arrays["facts"].tobytes())
     return Catalog(
         sids=_int32(arrays["sids"]),
         item_start=_starts(arrays["items_per_sid"], np.dtype(np.int32)),
@@ -124,6 +124,7 @@ def _catalog(arrays: Arrays, path: Path) -> Catalog:
         path=path,
         has_end_level=has_end_level,
         duplicates=duplicates,
+        plain_items=plain_items,
     )
 
 

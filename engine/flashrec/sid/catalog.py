@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from flashrec.errors import CatalogError
+from flashrec.request import JsonColumn
 from flashrec.sid.codes import Packing
 from flashrec.sid.formats import read_json
 from flashrec.sid.layout import SidLayout
@@ -30,6 +32,7 @@ class Catalog:
     items of SID ``i`` are ``items[item_start[i]:item_start[i + 1]]``, in the order of the file. ``titles`` go
     with ``items``, or are ``None``. ``index`` finds an item's positions in ``items``. ``digest`` is a hash of SIDs
     and items, the same for every file format.
+    ``plain_items`` says that no item has a character that JSON would escape.
     ``has_end_level`` says that the file had a trailing end level, which ``sids`` leaves out. ``duplicates``
     counts rows that repeated a (SID, item) pair and were dropped.
     """
@@ -43,6 +46,7 @@ class Catalog:
     path: Path
     has_end_level: bool = False
     duplicates: int = 0
+    plain_items: bool = False
     _first_row: NDArray[np.int64] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +93,23 @@ class Catalog:
         ends = np.cumsum(counts, dtype=np.int64)
         names = self.items.pick(np.arange(ends[-1]) + np.repeat(last - ends, counts))
         return [tuple(names[begin:end]) for begin, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)]
+
+    def items_json(self, ranks: NDArray[np.integer]) -> JsonColumn:
+        """:meth:`items_of_all` as JSON's lists of strings.
+
+        From bytes that are JSON already those of 256 ranks take 69 us, from strings 113; with nothing in a processor's
+        caches 261 and 547 (Intel Xeon, 2026-12-02).
+        """
+        if not self.plain_items:
+            return JsonColumn(map(orjson.dumps, self.items_of_all(ranks)))
+        several = self.num_items != self.num_sids
+        first, last = (self.item_start[ranks], self.item_start[ranks + 1]) if several else (ranks, ranks + 1)
+        values = self.items.slices(first, last)
+        if several:
+            for row in np.flatnonzero(last - first > 1).tolist():
+                between = np.arange(first[row], last[row])
+                values[row] = b'","'.join(self.items.slices(between, between + 1))
+        return JsonColumn(values, b'["', b'"]')
 
     def ranks_of_items(self, item_ids: Sequence[str]) -> NDArray[np.int32]:
         """int32, sorted, distinct: the SIDs that name at least one of ``item_ids``.
@@ -242,6 +263,7 @@ def assemble(path: Path, rows: Rows, *, has_end_level: bool) -> Catalog:
         path=path,
         has_end_level=has_end_level,
         duplicates=duplicates,
+        plain_items=items.is_plain(),
     )
 
 

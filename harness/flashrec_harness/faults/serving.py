@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from flashrec.errors import DeadlineError
 from flashrec.front.stored import load
 from flashrec.front.wire import StoredCatalog
+from flashrec.request import JsonColumn
 from flashrec.runtime.admission import Admission
 from flashrec.runtime.catalogs import Catalogs, Place, ServedCatalog
 from flashrec.runtime.engine import Engine
@@ -52,7 +53,7 @@ def lone_waves() -> Iterator[None]:
 def reload_renames_items() -> Iterator[None]:
     """From the second reload on, a semantic ID of the new catalog stands for the items of the one before it."""
     place = Catalogs.place
-    items_of, items_of_all = Catalog.items_of, Catalog.items_of_all
+    items_of, items_of_all, items_json = Catalog.items_of, Catalog.items_of_all, Catalog.items_json
     wrong: list[Catalog] = []
 
     def placing(self: Catalogs, served: ServedCatalog, *, activate: bool = True) -> Place:
@@ -78,11 +79,15 @@ def reload_renames_items() -> Iterator[None]:
     def several(self: Catalog, ranks: NDArray[np.integer]) -> list[tuple[str, ...]]:
         return items_of_all(self, np.maximum(ranks - moved(self), 0))
 
+    def written(self: Catalog, ranks: NDArray[np.integer]) -> JsonColumn:
+        return items_json(self, np.maximum(ranks - moved(self), 0))
+
     with (
         mock.patch.object(Catalogs, "place", placing),
         mock.patch("flashrec.front.remote.load", loading),
         mock.patch.object(Catalog, "items_of", one),
         mock.patch.object(Catalog, "items_of_all", several),
+        mock.patch.object(Catalog, "items_json", written),
     ):
         yield
 
