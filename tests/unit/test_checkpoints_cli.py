@@ -78,11 +78,14 @@ def test_a_named_shape(tmp_path: Path) -> None:
         ([], "exactly one of"),
         (["--shop", "--shape", "tiny"], "exactly one of"),
         (["--shape", "huge"], "--shape huge: unknown"),
+        (["--shape", "tiny", "--catalog-sids", "513"], r"--catalog-sids 513: codebooks of \(8, 8, 8\) have 512 SIDs"),
+        (["--shop", "--catalog-sids", "5"], "--catalog-sids: only with --shape"),
     ],
 )
 def test_contradictions_are_errors(tmp_path: Path, arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        CliRunner().invoke(APP, [*arguments, "--out", str(tmp_path)], catch_exceptions=False)
+        CliRunner().invoke(APP, [*arguments, "--out", str(tmp_path / "out")], catch_exceptions=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_sequences_are_needed(data: Path) -> None:

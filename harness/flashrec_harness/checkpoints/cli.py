@@ -63,6 +63,8 @@ def command(
     modes = {"--catalog": catalog is not None, "--shop": shop, "--shape": shape is not None}
     if sum(modes.values()) != 1:
         raise ConfigError(f"make-checkpoint: give exactly one of {', '.join(modes)}")
+    if catalog_sids is not None and shape is None:
+        raise ConfigError("--catalog-sids: only with --shape; --catalog and --shop bring a catalog of their own")
     if shape is not None:
         make_shape(shape, out, seed, catalog_sids=catalog_sids, console=console)
         return

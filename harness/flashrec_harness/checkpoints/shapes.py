@@ -89,11 +89,13 @@ def make_shape(
     """Write a checkpoint directory of shape ``name`` with random bf16 weights and a tokenizer.
 
     Shards of about ``shard_bytes``, written one by one: memory stays at one shard. ``catalog_sids`` adds a
-    ``catalog.json`` of that many random SIDs, one item each. Raises :class:`ConfigError` for an unknown name.
+    ``catalog.json`` of that many random SIDs, one item each. Raises :class:`ConfigError` for an unknown name, or for
+    more SIDs than the shape has, before it writes anything.
     """
     shape = SHAPES.get(name)
     if shape is None:
         raise ConfigError(f"--shape {name}: unknown; one of {', '.join(SHAPES)}")
+    sids = None if catalog_sids is None else random_sids(shape.codebook_sizes, catalog_sids, seed)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer(TEMPLATE_TEXTS, shape.codebook_sizes, text_tokens=shape.text_tokens)
     save_tokenizer(tokenizer, out, max_length=shape.model.max_position_embeddings)
@@ -101,8 +103,8 @@ def make_shape(
     write_json(out / "config.json", shape.model.config_json(shape.vocab_size, eos))
     write_generation_config(out, eos)
     _write_weights(shape, out, seed, shard_bytes, console or Console(stderr=True))
-    if catalog_sids is not None:
-        _write_random_catalog(shape.codebook_sizes, catalog_sids, out / "catalog.json", seed)
+    if sids is not None:
+        _write_catalog(sids, out / "catalog.json")
 
 
 def tensor_shapes(model: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
@@ -187,9 +189,9 @@ def _random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     return tensor.normal_(0.0, _WEIGHT_STD, generator=generator)
 
 
-def _write_random_catalog(sizes: Sequence[int], count: int, path: Path, seed: int) -> None:
+def _write_catalog(sids: NDArray[np.int32], path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(_catalog_lines(random_sids(sizes, count, seed)))
+        file.writelines(_catalog_lines(sids))
 
 
 def _catalog_lines(sids: NDArray[np.int32]) -> Iterator[str]:
