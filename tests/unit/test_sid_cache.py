@@ -110,6 +110,21 @@ def test_a_damaged_entry_is_read_anew_with_a_warning(
         assert entry.read_bytes() == whole
 
 
+def test_whatever_byte_is_damaged_the_catalog_is_right(tmp_path: Path, reader: Reader) -> None:
+    path = write(tmp_path / "a", SPELLINGS["tsv"])
+    reader(path)
+    (entry,) = reader.entries
+    whole = entry.read_bytes()
+    found = 0
+    for place, byte in enumerate(whole):
+        for flipped in (byte ^ (1 << place % 8), byte ^ 0xFF):
+            entry.write_bytes(whole[:place] + bytes([flipped]) + whole[place + 1 :])
+            loaded = cache._load(entry, path)
+            found += loaded is None
+            assert loaded is None or groups(loaded[0]) == GROUPS
+    assert found > len(whole)
+
+
 def test_an_unwritable_cache_costs_a_warning_only(
     tmp_path: Path, reader: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:

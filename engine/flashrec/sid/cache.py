@@ -27,7 +27,8 @@ from flashrec.sid.trie import Trie, build_trie
 _log = logging.getLogger(__name__)
 
 _VERSION = 3
-_BROKEN = (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile)
+_BROKEN = (OSError, EOFError, ValueError, KeyError, RuntimeError, zlib.error, zipfile.BadZipFile)
+"""What a damaged archive may raise; RuntimeError where its bits say that it is encrypted, or of a kind to come."""
 
 _TABLE = "arrays.json"
 """An archive's member that tells the type and the shape of every other, which is an array's bytes.
