@@ -20,6 +20,7 @@ from server_support import FakeScheduler, make_scheduler, make_tokenizer, wait_u
 
 from flashrec import Engine, EngineConfig, Request
 from flashrec.errors import CatalogStateError, EngineFault, NonFiniteError, QueueFullError, RequestError
+from flashrec.front import remote
 from flashrec.front.board import Board
 from flashrec.front.desk import Desk
 from flashrec.front.hub import Hub
@@ -27,7 +28,7 @@ from flashrec.front.link import Link, LinkClosed
 from flashrec.front.process import _begin
 from flashrec.front.remote import RemoteScheduler, unpack
 from flashrec.front.stored import load, store
-from flashrec.front.wire import Hello, InternalError, Ready, Serve, pack
+from flashrec.front.wire import Answer, Hello, InternalError, Ready, Serve, pack
 from flashrec.profiler import ProfileOptions, Profiler
 from flashrec.request import Beam, LazyBeams
 from flashrec.server.errors import as_api_error
@@ -293,6 +294,20 @@ def test_what_goes_wrong_with_one_message_leaves_both_fronts_served(pair: Pair) 
     assert other.flush_cache() == 7
 
 
+def test_a_request_whose_answer_cannot_be_read_ends_with_the_front(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(input_ids=(1, 2), n=2, rid="a")
+    pair.fake.hold = True
+    (future,) = pair.front.submit_all([request])
+    answer = Answer("a", pack(pair.fake.result(request)))
+    monkeypatch.setattr(remote, "unpack", None)
+    with pytest.raises(TypeError):
+        pair.front.hear(answer)
+    pair.front.lose()
+    with pytest.raises(EngineFault):
+        future.result(5)
+    assert pair.front.drain(5)
+
+
 def test_a_front_that_cannot_act_on_a_message_is_lost_at_once() -> None:
     """Another takes its place, and a change of the catalogs waits for it no longer."""
     ours, theirs = multiprocessing.Pipe()
@@ -319,6 +334,8 @@ def test_a_front_that_cannot_act_on_a_message_is_lost_at_once() -> None:
 
     asyncio.run(serve())
     assert heard == ["can", "cannot"]
+    with pytest.raises(LinkClosed):
+        engine.receive()
 
 
 def test_a_stored_catalog_is_the_same_catalog(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,20 @@ def test_a_damaged_entry_is_read_anew_with_a_warning(
         assert entry.read_bytes() == whole
 
 
+def test_equal_content_is_equal_bytes_at_any_time(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a", SPELLINGS["tsv"])
+    written = []
+    for day in (0, 20_000):
+        monkeypatch.setattr("time.time", lambda day=day: day * 86_400.0)
+        reader(path)
+        (entry,) = reader.entries
+        written.append(entry.read_bytes())
+        entry.unlink()
+    assert written[0] == written[1]
+
+
 def test_whatever_byte_is_damaged_the_catalog_is_right(tmp_path: Path, reader: Reader) -> None:
     path = write(tmp_path / "a", SPELLINGS["tsv"])
     reader(path)

@@ -55,9 +55,9 @@ def test_items_as_json_are_what_their_strings_are_written_as(lists: list[list[st
     catalog = assemble(Path("x"), Rows(codes, StringTable.of(items), None, numbers), has_end_level=False)
     ranks = data.draw(st.lists(st.integers(0, catalog.num_sids - 1), max_size=20))
     found = catalog.items_json(np.array(ranks, dtype=np.int32))
-    assert [json.loads(found.opening + value + found.closing) for value in found.values] == [
-        list(dict.fromkeys(lists[rank])) for rank in ranks
-    ]
+    wanted = [list(dict.fromkeys(lists[rank])) for rank in ranks]
+    assert [found.opening + value + found.closing for value in found.values] == list(map(orjson.dumps, wanted))
+    assert catalog.items_of_all(np.array(ranks, dtype=np.int32)) == list(map(tuple, wanted))
     assert catalog.plain_items == all(orjson.dumps(item) == f'"{item}"'.encode() for item in items)
 
 

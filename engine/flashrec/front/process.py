@@ -115,6 +115,7 @@ def _begin(
             if not isinstance(error, LinkClosed):
                 logger.exception("what the engine's process says cannot be read, or not be acted on")
             loop.remove_reader(link.fileno())
+            link.close()
             scheduler.lose()
 
     def hear(messages: Sequence[Any]) -> None:

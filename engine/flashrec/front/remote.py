@@ -227,17 +227,23 @@ class RemoteScheduler:
 
     def _answer(self, answer: Answer) -> None:
         with self._state:
-            pending = self._pending.pop(answer.rid, None)
-            self._state.notify_all()
+            pending = self._pending.get(answer.rid)
         if pending is None:
             return
         request, served, future = pending
+        outcome = answer.outcome
+        # Still pending: should this fail, the request ends with the others.
+        found = unpack(outcome, request, served) if isinstance(outcome, PackedResult) else outcome
+        with self._state:
+            if self._pending.pop(answer.rid, None) is None:
+                return
+            self._state.notify_all()
         if not future.set_running_or_notify_cancel():
             return
-        if isinstance(answer.outcome, PackedResult):
-            future.set_result(unpack(answer.outcome, request, served))
+        if isinstance(found, Result):
+            future.set_result(found)
         else:
-            future.set_exception(answer.outcome)
+            future.set_exception(found)
 
     def _call(self, operation: str, **arguments: Any) -> Any:
         """Run an operation over there and wait for it; never on the event loop."""

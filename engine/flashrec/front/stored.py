@@ -47,7 +47,7 @@ def _write(catalog: Catalog, directory: Path) -> None:
         arrays |= _strings("titles", catalog.titles)
     for name, array in arrays.items():
         (directory / name).write_bytes(np.ascontiguousarray(array).data)
-    # What numpy's own files say in Python, which not every Python parses on two threads: see flashrec.sid.cache.
+    # Types and shapes as JSON: numpy's own headers are Python, see flashrec.sid.cache.
     facts = {
         "arrays": {name: (array.dtype.str, array.shape) for name, array in arrays.items()},
         "digest": catalog.digest,

@@ -118,7 +118,7 @@ class WaveBeams:
         """The same without an object for each."""
         span, request = self._span(index), self._requests[index]
         items = (
-            JsonColumn(map(orjson.dumps, self._shown(index)))
+            JsonColumn(list(map(orjson.dumps, self._shown(index))))
             if _hides(request)
             else self._catalog.items_json(self._ranks[span])
         )

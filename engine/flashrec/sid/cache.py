@@ -196,7 +196,9 @@ def _store(entry: Path, arrays: Arrays) -> None:
 
 
 def _write(archive: zipfile.ZipFile, arrays: Arrays) -> None:
-    archive.writestr(_TABLE, json.dumps({name: (array.dtype.str, array.shape) for name, array in arrays.items()}))
+    table = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
+    with archive.open(_TABLE, "w") as member:  # unlike writestr, without the time of day: equal content, equal bytes
+        member.write(json.dumps(table).encode())
     for name, array in arrays.items():
         with archive.open(name, "w", force_zip64=True) as member:
             member.write(np.ascontiguousarray(array).data)

@@ -69,9 +69,9 @@ class StringTable(Sequence[str]):
         parts = (self.blob[first : first + _PART] for first in range(0, len(self.blob), _PART))
         return not any(bool(((part < 0x20) | (part == 0x22) | (part == 0x5C)).any()) for part in parts)
 
-    def slices(self, first: NDArray[np.integer], last: NDArray[np.integer]) -> list[bytes]:
-        """The bytes of strings ``first`` up to ``last``, int ``[n]`` both, one behind the other."""
-        begin, end = self.offsets[first], self.offsets[last]
+    def slices(self, positions: NDArray[np.integer]) -> list[bytes]:
+        """The UTF-8 of the strings at ``positions``, int ``[n]``."""
+        begin, end = self.offsets[positions], self.offsets[positions + 1]
         if len(self.blob):
             self.blob.take(begin, mode="clip")  # fetches from memory side by side what is read one by one below
         bounds = map(slice, begin.tolist(), end.tolist())
