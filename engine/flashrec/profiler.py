@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch.autograd import profiler as autograd_profiler
@@ -41,6 +41,19 @@ def _nvtx_available() -> bool:
     return torch.cuda.is_available()
 
 
+class Watch(Protocol):
+    """Who may want to see this process's spans."""
+
+    @property
+    def recording(self) -> bool:
+        """Whether a span that begins now is wanted."""
+        ...
+
+    def show(self, span: Span) -> None:
+        """A span that began when it was wanted has ended."""
+        ...
+
+
 class trace_range:  # noqa: N801 - used as a function: ``with trace_range("flashrec.prefill"):``
     """A span of the calling thread, shown in the Chrome trace and as an NVTX range.
 
@@ -52,8 +65,8 @@ class trace_range:  # noqa: N801 - used as a function: ``with trace_range("flash
 
     __slots__ = ("_name", "_record", "_start")
 
-    watch: ClassVar[Callable[[Span], None] | None] = None
-    """Where spans go as well, while another process records: see :meth:`Profiler.add`."""
+    watch: ClassVar[Watch | None] = None
+    """Who is shown spans as well, while another process records: see :meth:`Profiler.add`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -61,7 +74,8 @@ class trace_range:  # noqa: N801 - used as a function: ``with trace_range("flash
         self._start = 0
 
     def __enter__(self) -> None:
-        if trace_range.watch is not None:
+        watch = trace_range.watch
+        if watch is not None and watch.recording:
             self._start = time.time_ns()
         if autograd_profiler._is_profiler_enabled:
             self._record = autograd_profiler.record_function(self._name)
@@ -79,7 +93,7 @@ class trace_range:  # noqa: N801 - used as a function: ``with trace_range("flash
             self._record = None
         watch = trace_range.watch
         if watch is not None and self._start:
-            watch(Span(self._name, os.getpid(), threading.get_native_id(), self._start, time.time_ns()))
+            watch.show(Span(self._name, os.getpid(), threading.get_native_id(), self._start, time.time_ns()))
 
 
 @dataclass(frozen=True, kw_only=True)

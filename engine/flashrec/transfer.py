@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -22,6 +24,7 @@ def upload(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
     return staged(array, device).to(device, non_blocking=True)
 
 
+_INT32 = np.dtype(np.int32)
 _ALIGNMENT = 16
 """In int32: a kernel's compiled variant follows from whether its pointers are multiples of 16 bytes."""
 
@@ -90,24 +93,37 @@ class StaticBlock:
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, *, fill: int = 0) -> None:
         self.fill = fill
         self._shapes = dict(shapes)
-        sizes = [int(np.prod(shape)) for shape in self._shapes.values()]
-        starts = [0, *np.cumsum([_aligned(size) for size in sizes]).tolist()]
-        self._spans = {
-            name: (start, start + size) for name, start, size in zip(self._shapes, starts, sizes, strict=False)
-        }
+        sizes = [math.prod(shape) for shape in self._shapes.values()]
+        starts = list(itertools.accumulate(map(_aligned, sizes), initial=0))
+        self._offsets = {name: _INT32.itemsize * start for name, start in zip(self._shapes, starts, strict=False)}
         self._flat = torch.full((starts[-1],), fill, dtype=torch.int32, device=device)
+        self._blank: tuple[torch.Tensor, dict[str, NDArray[np.int32]]] | None = None
+        self._fields = {
+            name: self._flat[start : start + size].view(shape)
+            for (name, shape), start, size in zip(self._shapes.items(), starts, sizes, strict=False)
+        }
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The device tensor of a field."""
-        start, end = self._spans[name]
-        return self._flat[start:end].view(self._shapes[name])
+        return self._fields[name]
+
+    def prepare(self) -> None:
+        """Have the next write's buffer ready, for callers with time to spare now and none then."""
+        if self._blank is None:
+            self._blank = self._fresh()
 
     def write(self, fields: Mapping[str, NDArray[np.integer]]) -> None:
         """Overwrite all fields: ``fields`` from index 0 of each axis on, ``fill`` beyond, ordered on the stream."""
-        host = torch.full_like(self._flat, self.fill, device="cpu", pin_memory=self._flat.device.type == "cuda")
-        flat = host.numpy()
+        host, places = self._blank or self._fresh()
+        self._blank = None
         for name, values in fields.items():
-            start, end = self._spans[name]
-            place = flat[start:end].reshape(self._shapes[name])
-            place[tuple(slice(size) for size in values.shape)] = values
+            places[name][tuple(map(slice, values.shape))] = values
         self._flat.copy_(host, non_blocking=True)
+
+    def _fresh(self) -> tuple[torch.Tensor, dict[str, NDArray[np.int32]]]:
+        """A pinned buffer full of ``fill`` and its fields: no copy that is still under way reads it."""
+        host = torch.empty(len(self._flat), dtype=torch.int32, pin_memory=self._flat.device.type == "cuda")
+        flat = host.numpy()
+        flat.fill(self.fill)
+        places = {name: np.ndarray(shape, _INT32, flat, self._offsets[name]) for name, shape in self._shapes.items()}
+        return host, places

@@ -137,9 +137,13 @@ class Client:
 
 def _readable(connection: socket.socket) -> bool:
     """Whether something has come; on a connection that rests that can only be its end."""
+    return bool(_poll(connection).poll(0))
+
+
+def _poll(connection: socket.socket) -> select.poll:
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
-    return bool(waiting.poll(0))
+    return waiting
 
 
 def _answer(more: Callable[[], bytes]) -> tuple[int, dict[bytes, bytes], bytes]:
@@ -181,8 +185,8 @@ def _more(connection: socket.socket) -> bytes:
 
 
 def _more_awake(connection: socket.socket) -> bytes:
-    until = time.monotonic() + TIMEOUT_S
-    while not _readable(connection):
+    waiting, until = _poll(connection), time.monotonic() + TIMEOUT_S
+    while not waiting.poll(0):
         if time.monotonic() > until:
             raise TimeoutError
     return _more(connection)

@@ -90,9 +90,9 @@ class Lab:
     def static(self, tokens: int, requests: int) -> tuple[StaticPrefill, Callable[[PrefillMeta], None]]:
         """Attention on static buffers, and what lays a pass out in them."""
         static = self.attention.static_prefill(tokens, requests, pages=self.table().shape[1])
-        block = StaticBlock({"other": (3,), **static.fields}, CPU)
-        static.attach(block)
-        return static, lambda meta: block.write(static.plan(meta))
+        block = StaticBlock({"other": (3,), "asked": (tokens,), **static.fields}, CPU)
+        static.attach(block, block["asked"])
+        return static, lambda meta: block.write({"asked": meta.positions, **static.plan(meta)})
 
     def prefill(self, meta: PrefillMeta, q: torch.Tensor, layer: int = 0) -> torch.Tensor:
         found = self.attention.prefill(meta)(q, layer)

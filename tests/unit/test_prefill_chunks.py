@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +15,7 @@ from tiny_checkpoint import VOCAB, write_checkpoint
 
 from flashrec import Engine, EngineConfig, Request, Result
 from flashrec.runtime import prefill
-from flashrec.runtime.prefill import Segment, chunks
+from flashrec.runtime.prefill import Segment, chunks, lay_out
 
 PROMPTS = [tuple((5 * seed + 3 * place + place * place) % VOCAB for place in range(9 + 23 * seed)) for seed in range(4)]
 
@@ -39,6 +42,34 @@ def test_a_pass_ends_inside_a_prompt_and_the_next_begins_there() -> None:
     assert passes([0, 4], [5, 9], 7) == [[Segment(0, 0, 5), Segment(1, 4, 6)], [Segment(1, 6, 9)]]
     assert passes([0], [4], 2) == [[Segment(0, 0, 2)], [Segment(0, 2, 4)]]
     assert passes([], [], 2) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40)), min_size=1, max_size=5),
+    st.integers(1, 50),
+    st.sampled_from([1, 5, 16]),
+)
+def test_every_token_is_laid_out_where_its_page_lies(members: list[tuple[int, int]], limit: int, size: int) -> None:
+    rng = np.random.default_rng(0)
+    wave: list[Any] = []
+    for start, more in members:
+        length = start + more
+        pages = rng.integers(1, 1000, -(-length // size)).tolist()
+        tokens = rng.integers(0, 1000, length, dtype=np.int32)
+        wave.append(SimpleNamespace(tokens=tokens, pages=pages, length=length))
+    for segments in passes([start for start, _ in members], [member.length for member in wave], limit):
+        tokens, meta = lay_out(wave, segments, size)
+        asked = [(wave[seg.member], place) for seg in segments for place in range(seg.start, seg.end)]
+        assert tokens[0].tolist() == [member.tokens[place] for member, place in asked]
+        assert tokens[1].tolist() == meta.positions.tolist() == [place for _, place in asked]
+        slots = [member.pages[place // size] * size + place % size for member, place in asked]
+        assert tokens[2].tolist() == slots
+        assert meta.ends.tolist() == [at for at, (member, place) in enumerate(asked) if place + 1 == member.length]
+        assert (meta.query_lens, meta.kv_lens) == ([s.end - s.start for s in segments], [s.end for s in segments])
+        for row, seg in zip(meta.page_table.tolist(), segments, strict=True):
+            count = -(-seg.end // size)
+            assert row == wave[seg.member].pages[:count] + [0] * (len(row) - count)
+        assert {tokens.dtype, meta.page_table.dtype, meta.ends.dtype} == {np.dtype(np.int32)}
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,16 @@ def free(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 def shop() -> Engine:
     path = tiny_shop()
     return Engine(EngineConfig(model_path=path, sid_vocab_file=path / "catalog.json", device="cpu", max_context=128))
+
+
+def test_a_request_crosses_a_pipe_whole_and_takes_another_name() -> None:
+    """Both are written out by hand in the class: every field must be there."""
+    values = {field.name: object() for field in fields(Request)}
+    request = Request(**values)  # type: ignore[arg-type]
+    assert request.named("b") == replace(request, rid="b")
+    assert asdict(pickle.loads(pickle.dumps(Request(input_ids=(1, 2), n=3, allow_sids=((1, 2),), rid="a")))) == asdict(
+        Request(input_ids=(1, 2), n=3, allow_sids=((1, 2),), rid="a")
+    )
 
 
 BAD_EVERYWHERE: list[tuple[dict[str, Any], str, str]] = [

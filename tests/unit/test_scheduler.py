@@ -17,6 +17,7 @@ from tiny_engine import ask, open_engine, write_shop
 from flashrec import Engine, RequestError, Result
 from flashrec.errors import CaptureError, DeadlineError, EngineFault, NonFiniteError, QueueFullError
 from flashrec.request import ScoreSpace
+from flashrec.runtime.flight import Flight
 from flashrec.runtime.scheduler import Scheduler
 
 PATIENCE_S = 20.0
@@ -85,6 +86,26 @@ def test_answers_are_those_of_the_engine(engine: Engine, scheduler: Scheduler) -
     assert [result.beams for result in results] == expected
     assert [result.rid for result in results] == ["r0", "r1", "r2", "r3"]
     assert scheduler.queue_depth == 0
+
+
+def test_a_request_is_answered_before_its_pages_go_back(
+    engine: Engine, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Giving back the pages of a long prompt takes longer than answering."""
+    answered: list[bool] = []
+    real = engine.release
+
+    def release(flight: Flight) -> None:
+        answered.append(future.done())
+        real(flight)
+
+    monkeypatch.setattr(engine, "release", release)
+    future = scheduler.submit(ask(5))
+    scheduler.start()
+    answer(future)
+    assert scheduler.drain(PATIENCE_S)
+    assert answered == [True]
+    assert engine.parts.pool.free_pages + engine.parts.cache.cached_pages == engine.parts.pool.usable_pages
 
 
 def test_an_invalid_request_is_refused_on_the_callers_thread(scheduler: Scheduler) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from server_support import Running, make_scheduler, running, wait_until
 from test_server_attack import GOOD, answer_to, assert_calm, closed_after, head
 
 from flashrec.server.config import ServerConfig
-from flashrec.server.protocol import MAX_HEAD_BYTES, MAX_PIPELINED
+from flashrec.server.protocol import MAX_HEAD_BYTES, MAX_PIPELINED, _HeadWithBody
 
 BODY = json.dumps(GOOD["/generate"]).encode()
 WHOLE = head("/generate", len(BODY)) + BODY
@@ -103,6 +106,56 @@ def test_who_offers_another_protocol_keeps_its_body(shop: Running, protocol: byt
             assert answer_to(client, start + body).startswith(b"HTTP/1.1 %s " % status)
             assert answer_to(client, WHOLE).startswith(b"HTTP/1.1 200 ")
         assert shop.scheduler.flushes == before
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written, one entry for each packet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[bytes] = []
+
+    def write(self, data: Any) -> None:
+        self.sent.append(data)
+
+    def writelines(self, pieces: Any) -> None:
+        self.sent.append(b"".join(pieces))
+
+    def close(self) -> None:
+        self.sent.append(b"end")
+
+
+def test_an_answer_s_head_goes_out_with_its_body() -> None:
+    for end in ("flush", "close"):
+        wire, cycle = Wire(), SimpleNamespace(response_started=False)
+        out = _HeadWithBody(wire, cycle)  # type: ignore[arg-type]
+        out.write(b"100 Continue")
+        cycle.response_started = True
+        out.write(b"head,")
+        assert wire.sent == [b"100 Continue"]
+        out.write(b"body")
+        out.write(b"more")
+        getattr(out, end)()
+        assert wire.sent == [b"100 Continue", b"head,body", b"more"] + [b"end"] * (end == "close")
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_a_head_that_nothing_follows_is_sent(end: str) -> None:
+    wire = Wire()
+    out = _HeadWithBody(wire, SimpleNamespace(response_started=True))  # type: ignore[arg-type]
+    out.write(b"head")
+    getattr(out, end)()
+    assert wire.sent == [b"head"] + [b"end"] * (end == "close")
+
+
+def test_who_asks_for_the_head_alone_gets_it(shop: Running) -> None:
+    with connect(shop) as client:
+        client.sendall(HEALTH.replace(b"GET", b"HEAD"))
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n"):
+            answer += client.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 405 ")
+        assert answer_to(client, WHOLE).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_tunnel_is_not_opened(shop: Running) -> None:

@@ -243,7 +243,7 @@ def test_a_wave_that_raises_is_a_fault_for_all_who_wait(checkpoint: Path, monkey
         time.sleep(0.2)
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(engine, "finish", broken)
+    monkeypatch.setattr(engine, "outcomes", broken)
     scheduler = Scheduler(engine)
     scheduler.start()
     with running(scheduler, ServerConfig(port=0)) as server, ThreadPoolExecutor(4) as pool:
@@ -261,7 +261,7 @@ def test_a_fault_ends_the_process_with_status_1(checkpoint: Path, tmp_path: Path
         "from flashrec.runtime.engine import Engine; from flashrec import EngineConfig\n"
         "from flashrec.server.config import ServerConfig; from flashrec.front.serve import serve\n"
         "def broken(self, flight): raise RuntimeError('device lost')\n"
-        "Engine.finish = broken\n"
+        "Engine.outcomes = broken\n"
         f"config = EngineConfig(model_path={str(checkpoint)!r}, sid_vocab_file={str(checkpoint / 'items.tsv')!r},"
         " device='cpu', kv_pool_tokens=4096, invariance_check=False)\n"
         "sys.exit(serve(config, ServerConfig(port=0)))\n"

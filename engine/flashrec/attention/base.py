@@ -71,8 +71,9 @@ class StaticPrefill(ABC):
     fields: Mapping[str, tuple[int, ...]]
 
     @abstractmethod
-    def attach(self, block: StaticBlock) -> None:
-        """Read the fields from ``block`` from now on; before anything is captured."""
+    def attach(self, block: StaticBlock, positions: torch.Tensor) -> None:
+        """Read the fields from ``block`` from now on, and the static ``positions`` int32 [tokens] of the pass; before
+        anything is captured."""
 
     @abstractmethod
     def plan(self, meta: PrefillMeta) -> Mapping[str, NDArray[np.integer]]:

@@ -126,8 +126,8 @@ class FlashInferStaticPrefill(StaticPrefill):
             self.wrapper, [tokens] + [0] * (requests - 1), [tokens] + [0] * (requests - 1), self._scratch(tokens)
         )
 
-    def attach(self, block: StaticBlock) -> None:
-        self.ends.attach(block)
+    def attach(self, block: StaticBlock, positions: torch.Tensor) -> None:
+        self.ends.attach(block, positions)
 
     def plan(self, meta: PrefillMeta) -> Mapping[str, NDArray[np.integer]]:
         inert = [0] * (self.requests - len(meta.kv_lens))

@@ -137,6 +137,7 @@ class PagedStaticPrefill(StaticPrefill):
     and once for the prompts' ends."""
 
     block: StaticBlock
+    positions: torch.Tensor
     """What :meth:`attach` was given."""
 
     def __init__(self, backend: PagedAttention, tokens: int, requests: int, pages: int) -> None:
@@ -147,33 +148,32 @@ class PagedStaticPrefill(StaticPrefill):
         self.fields = {
             "page_table": (requests, pages),
             "kv_len": (requests,),
-            "positions": (tokens,),
             "tiles": (3, self.num_tiles),
             "end_positions": (requests,),
             "end_tiles": (3, requests),
         }
 
-    def attach(self, block: StaticBlock) -> None:
+    def attach(self, block: StaticBlock, positions: torch.Tensor) -> None:
         self.block = block
+        self.positions = positions
 
     def plan(self, meta: PrefillMeta) -> Mapping[str, NDArray[np.integer]]:
         return {
             "page_table": meta.page_table,
             "kv_len": np.array(meta.kv_lens),
-            "positions": meta.positions,
             "tiles": tile_table(meta.query_lens, self.tile_rows, self.num_tiles),
             "end_positions": meta.positions[meta.ends],
             "end_tiles": _end_tiles(tuple(meta.end_lens), self.backend.tile_rows),
         }
 
     def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
-        return self._attend(q, layer, "positions", "tiles", self.tile_rows)
+        return self._attend(q, layer, self.positions, "tiles", self.tile_rows)
 
     def attend_ends(self, q: torch.Tensor, layer: int) -> torch.Tensor:
-        return self._attend(q, layer, "end_positions", "end_tiles", self.backend.tile_rows)
+        return self._attend(q, layer, self.block["end_positions"], "end_tiles", self.backend.tile_rows)
 
-    def _attend(self, q: torch.Tensor, layer: int, positions: str, tiles: str, tile_rows: int) -> torch.Tensor:
+    def _attend(self, q: torch.Tensor, layer: int, positions: torch.Tensor, tiles: str, tile_rows: int) -> torch.Tensor:
         block = self.block
         cut = RowTiles(*block[tiles].unbind(0))
         page_table, kv_len = block["page_table"], block["kv_len"]
-        return self.backend.attend_prefill(q, layer, page_table, kv_len, block[positions], cut, tile_rows)
+        return self.backend.attend_prefill(q, layer, page_table, kv_len, positions, cut, tile_rows)

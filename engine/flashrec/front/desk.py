@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from flashrec.errors import EngineFault, FlashRecError
 from flashrec.front.link import Link, LinkClosed
@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class _Ended(NamedTuple):
+    """A request of the front that has ended."""
+
+    rid: str
+    future: Future[Result]
+
+
 class Desk:
     """One front: the hub's ear hears it, and a thread of its own tells it, so that nobody waits until it reads."""
 
@@ -44,7 +51,8 @@ class Desk:
         self._outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._held: set[str] = set()
         self._lent: dict[int, ServedCatalog] = {}
-        self._state = threading.Condition()
+        self._lock = threading.Lock()
+        self._state = threading.Condition(self._lock)
         self._taken = -1
         self._gone = False
 
@@ -62,19 +70,19 @@ class Desk:
 
     def serve(self, message: Serve, revisions: Sequence[ServedCatalog]) -> None:
         """Send the catalogs, and hold their revisions for as long as the front does: what it has read asks for them."""
-        with self._state:
+        with self._lock:
             if not self._gone:
                 self._lent |= {served.revision: served for served in revisions}
         self.send(message)
 
     def taken(self, number: int, timeout: float) -> bool:
         """Whether the front has put :class:`Serve` ``number`` into force, or has gone, within ``timeout`` seconds."""
-        with self._state:
+        with self._lock:
             return self._state.wait_for(lambda: self._gone or self._taken >= number, timeout)
 
     def close(self) -> None:
         """Hang up, and cancel what the front was waiting for."""
-        with self._state:
+        with self._lock:
             if self._gone:
                 return
             self._gone = True
@@ -99,7 +107,7 @@ class Desk:
             case Call():
                 self._hub.run(message, self.send)
             case Taken():
-                with self._state:
+                with self._lock:
                     self._taken = max(self._taken, message.number)
                     self._state.notify_all()
             case LetGo():
@@ -113,7 +121,7 @@ class Desk:
 
     def _submit(self, message: Submit) -> None:
         rids = [request.rid for request in message.requests]
-        with self._state:
+        with self._lock:
             if self._gone:
                 return
             self._held.update(rids)
@@ -127,7 +135,8 @@ class Desk:
                 self.send(Answer(rid, sendable(error)))
             return
         finally:
-            self._hub.post()
+            if not self._hub.attentive:  # or the engine's thread takes them at once, and says so itself
+                self._hub.post()
         for rid, future in zip(rids, futures, strict=True):
             future.add_done_callback(functools.partial(self._done, rid))
 
@@ -135,18 +144,18 @@ class Desk:
         """On the engine's thread, which sends the answer itself if it has nothing else to do."""
         self._answered(rid)
         if not (future.cancelled() or self._tell_at_once(rid, future)):
-            self._outbox.put((rid, future))
+            self._outbox.put(_Ended(rid, future))
 
     def _tell_at_once(self, rid: str, future: Future[Result]) -> bool:
         if not (self._hub.attentive and self._outbox.empty()):
             return False
         try:
-            return self._link.send_at_once(_message((rid, future)))
+            return self._link.send_at_once(_message(_Ended(rid, future)))
         except Exception:  # what cannot be packed ends the front, and its own thread says so
             return False
 
     def _answered(self, rid: str) -> None:
-        with self._state:
+        with self._lock:
             self._held.discard(rid)
 
     def _tell(self) -> None:
@@ -168,7 +177,7 @@ class Desk:
 
 
 def _message(waiting: object) -> object:
-    if not isinstance(waiting, tuple):
+    if not isinstance(waiting, _Ended):
         return waiting
     rid, future = waiting
     error = future.exception()

@@ -30,6 +30,8 @@ class Link:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._sending = threading.Lock()
+        self._room = select.poll()
+        self._room.register(connection, select.POLLOUT)
         self._received = bytearray()
 
     def send(self, *messages: object) -> None:
@@ -47,7 +49,7 @@ class Link:
         if len(parcel) > _AT_ONCE_BYTES or not self._sending.acquire(blocking=False):
             return False
         try:
-            if not self._has_room():
+            if not self._room.poll(0):
                 return False
             self._write(parcel)
         except OSError:
@@ -87,11 +89,6 @@ class Link:
         left = memoryview(parcel)
         while left:
             left = left[os.write(self._connection.fileno(), left) :]
-
-    def _has_room(self) -> bool:
-        pipe = select.poll()
-        pipe.register(self._connection, select.POLLOUT)
-        return bool(pipe.poll(0))
 
     def _read(self, most: int) -> None:
         """Read what there is, up to ``most`` bytes; waits only for the first one."""

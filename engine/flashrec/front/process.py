@@ -83,7 +83,7 @@ def run_front(post: Post) -> None:
     server = DrainingServer(app, post.config)
     server.on_started = lambda: _begin(link, scheduler, server, places if post.config.busy_poll else None, news)
     scheduler.lost = app.context.lifecycle.report_fault
-    trace_range.watch = scheduler.show
+    trace_range.watch = scheduler
     gc.collect()
     gc.freeze()
     server.run(sockets=[post.listener])

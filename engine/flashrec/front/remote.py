@@ -117,7 +117,8 @@ class RemoteScheduler:
         self._numbers = itertools.count()
         self._calls: dict[int, Future[Any]] = {}
         self._pending: dict[str, tuple[Request, ServedCatalog | None, Future[Result]]] = {}
-        self._state = threading.Condition()
+        self._lock = threading.Lock()
+        self._state = threading.Condition(self._lock)
         self._fault: EngineFault | None = None
         self._stopping = False
         threading.Thread(target=self._tell, name="flashrec-tell", daemon=True).start()
@@ -133,7 +134,7 @@ class RemoteScheduler:
     def submit_all(self, requests: Sequence[Request], deadline: float | None = None) -> list[Future[Result]]:
         named = [self._named(request) for request in requests]
         futures: list[Future[Result]] = [Future() for _ in named]
-        with self._state:
+        with self._lock:
             if self._fault is not None:
                 raise self._fault
             if self._stopping:
@@ -144,7 +145,7 @@ class RemoteScheduler:
         return futures
 
     def cancel(self, rid: str) -> None:
-        with self._state:
+        with self._lock:
             pending = self._pending.pop(rid, None)
             self._state.notify_all()
         if pending is not None:
@@ -171,14 +172,17 @@ class RemoteScheduler:
     def stop_profile(self) -> None:
         self._call("stop_profile")
 
+    @property
+    def recording(self) -> bool:
+        """Whether the engine's process records a trace, which wants this one's spans: see :meth:`show`."""
+        return self._board.recording
+
     def show(self, span: Span) -> None:
-        """A span of this process, for the trace that the engine's process records, if it does."""
-        if self._board.recording:
-            self._news.put(span)
+        self._news.put(span)
 
     def drain(self, timeout: float) -> bool:
         """Refuse new requests and wait for those of this process; False when some are left."""
-        with self._state:
+        with self._lock:
             self._stopping = True
             return self._state.wait_for(lambda: not self._pending, timeout)
 
@@ -226,7 +230,7 @@ class RemoteScheduler:
         return replace(request, catalog=served.label), served
 
     def _answer(self, answer: Answer) -> None:
-        with self._state:
+        with self._lock:
             pending = self._pending.get(answer.rid)
         if pending is None:
             return
@@ -234,7 +238,7 @@ class RemoteScheduler:
         outcome = answer.outcome
         # Still pending: should this fail, the request ends with the others.
         found = unpack(outcome, request, served) if isinstance(outcome, PackedResult) else outcome
-        with self._state:
+        with self._lock:
             if self._pending.pop(answer.rid, None) is None:
                 return
             self._state.notify_all()
@@ -248,7 +252,7 @@ class RemoteScheduler:
     def _call(self, operation: str, **arguments: Any) -> Any:
         """Run an operation over there and wait for it; never on the event loop."""
         number, future = next(self._numbers), Future[Any]()
-        with self._state:
+        with self._lock:
             if self._fault is not None:
                 raise self._fault
             self._calls[number] = future
@@ -272,7 +276,7 @@ class RemoteScheduler:
             self._link.send(*messages)
 
     def _end(self, fault: EngineFault) -> None:
-        with self._state:
+        with self._lock:
             self._fault = self._fault or fault
             waiting = [future for _, _, future in self._pending.values()]
             calls = list(self._calls.values())

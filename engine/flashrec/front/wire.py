@@ -1,11 +1,14 @@
-"""What a front and the engine's process say to each other, over a pipe that nobody else can open."""
+"""What a front and the engine's process say to each other, over a pipe that nobody else can open.
+
+Named tuples: a request of 303 tokens and its answer of 50 beams are pickled and read in 20 us, in 29 as dataclasses
+with slots (Intel Xeon, 2026-12-02).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,23 +19,20 @@ from flashrec.request import LazyBeams, Request, Result, ScoreSpace
 from flashrec.sid.layout import SidLayout
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(NamedTuple):
     """Front: queue all of these requests, or none. ``deadline`` is on the machine's monotonic clock."""
 
     requests: Sequence[Request]
     deadline: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(NamedTuple):
     """Front: nobody waits for this request any more."""
 
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Front: run an operation of the scheduler or the engine; :class:`Reply` has the same ``number``."""
 
     number: int
@@ -40,29 +40,25 @@ class Call:
     arguments: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """Front: serving; or why not."""
 
     error: FlashRecError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """Front: :class:`Serve` of that number is in force."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class LetGo:
+class LetGo(NamedTuple):
     """Front: nothing here holds this revision of a catalog any more, and nothing will ask for it."""
 
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCatalog:
+class StoredCatalog(NamedTuple):
     """A revision of a catalog whose arrays lie in the files of ``directory``: see :mod:`.stored`."""
 
     name: str
@@ -71,32 +67,28 @@ class StoredCatalog:
     directory: Path
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPlace:
+class StoredPlace(NamedTuple):
     """What a name stands for."""
 
     active: StoredCatalog
     standby: StoredCatalog | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(NamedTuple):
     """Engine: what a front needs to know before it serves."""
 
     engine_config: EngineConfig
     layout: SidLayout | None
 
 
-@dataclass(frozen=True, slots=True)
-class Serve:
+class Serve(NamedTuple):
     """Engine: the catalogs from now on."""
 
     number: int
     places: dict[str, StoredPlace]
 
 
-@dataclass(frozen=True, slots=True)
-class FoundSids:
+class FoundSids(NamedTuple):
     """The beams of a search in a catalog: their rows in it, int32 [n], and their scores' sums, float32 [n].
 
     As bytes: 31 results of 50 beams take 0.28 ms to pickle, as arrays 0.64, and reading eight of them 52 us against 130
@@ -115,8 +107,7 @@ class FoundSids:
         return np.frombuffer(self.ranks, dtype=np.int32), np.frombuffer(self.totals, dtype=np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class PackedResult:
+class PackedResult(NamedTuple):
     """A :class:`~flashrec.request.Result` whose beams are found again in the front's copy of the catalog."""
 
     beams: FoundSids | tuple[Any, ...]
@@ -126,16 +117,14 @@ class PackedResult:
     catalog: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """Engine: how a request ended."""
 
     rid: str
     outcome: PackedResult | Exception
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """Engine: how a :class:`Call` ended."""
 
     number: int
@@ -143,8 +132,7 @@ class Reply:
     error: Exception | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(NamedTuple):
     """Engine: take no new request, finish those in hand and end; ``at_once``: do not even finish them."""
 
     at_once: bool = False

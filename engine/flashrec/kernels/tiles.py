@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -60,16 +61,18 @@ def tile_table(rows: Sequence[int], tile: int, capacity: int | None = None) -> N
 
     ``capacity`` pads the result to a fixed number of tiles (a captured graph's); ``ValueError`` if too small.
     """
-    counts = np.asarray(rows, dtype=np.int64)
-    tiles = -(-counts // tile)
-    needed = int(tiles.sum())
+    tiles = [-(-n // tile) for n in rows]
+    needed = sum(tiles)
     size = needed if capacity is None else capacity
     if needed > size:
         raise ValueError(f"row tiles: {needed} tiles do not fit a capacity of {size}; enlarge the bucket")
-    request = np.arange(len(counts)).repeat(tiles)
-    within = (np.arange(needed) - (tiles.cumsum() - tiles)[request]) * tile
+    # All tiles but a request's last are whole: each begins short of a multiple by what the last ones before it lack.
+    lacking = list(itertools.accumulate((count * tile - n for count, n in zip(tiles, rows, strict=True)), initial=0))
+    repeats = np.array([*tiles, 1])
+    bounds = np.arange(0, needed * tile + 1, tile, dtype=np.int32)
+    bounds -= np.array(lacking, dtype=np.int32).repeat(repeats)
     table = np.zeros((3, size), dtype=np.int32)
-    table[0, :needed] = request
-    table[1, :needed] = (counts.cumsum() - counts)[request] + within
-    table[2, :needed] = np.minimum(counts[request] - within, tile)
+    table[0, :needed] = np.arange(len(repeats)).repeat(repeats)[:-1]
+    table[1, :needed] = bounds[:-1]
+    np.subtract(bounds[1:], bounds[:-1], out=table[2, :needed])
     return table

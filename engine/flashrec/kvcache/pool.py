@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flashrec.errors import ConfigError
 
 SCRATCH_PAGE = 0
 """Never handed out: what padded page tables point at."""
+
+
+def page_table(pages: Sequence[list[int]]) -> NDArray[np.int32]:
+    """The pages of several prompts as rows int32 [prompts, most pages], padded with the scratch page."""
+    padding = [SCRATCH_PAGE] * max(map(len, pages))
+    return np.array([row + padding[len(row) :] for row in pages], dtype=np.int32)
 
 
 class PoolExhaustedError(Exception):

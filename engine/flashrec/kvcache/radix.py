@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from flashrec.kvcache.pool import KVPool
 
+_KEY_DTYPE = np.dtype("<i4")
+
 
 def page_tag(parent_tag: int, tokens: bytes) -> int:
     """63-bit content hash of a page given its predecessor's; the same in every process."""
@@ -88,7 +90,7 @@ class RadixCache:
         The last token is always computed, since its hidden state starts the search.
         """
         size = self.pool.page_size
-        raw = np.asarray(tokens, dtype="<i4").tobytes()
+        raw = tokens.astype(_KEY_DTYPE, copy=False).tobytes()
         return (raw[4 * size * i : 4 * size * (i + 1)] for i in range((len(tokens) - 1) // size))
 
     def match(self, tokens: NDArray[np.int32]) -> list[PageNode]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from flashrec.errors import RequestError
@@ -40,8 +41,8 @@ class Admission:
     def largest(self, key: WaveKey) -> Bucket:
         """The largest bucket whose passes of this depth the beam slots hold: the budget of a wave."""
         passes = max(key.steps - 1, 1)
-        fitting = [bucket for bucket in self.buckets if bucket.rows * passes <= self.pool.beam_slots]
-        return fitting[-1] if fitting else Bucket(0, 0)
+        fitting = bisect_right(self.buckets, self.pool.beam_slots // passes, key=_rows)
+        return self.buckets[fitting - 1] if fitting else Bucket(0, 0)
 
     def check_fits(self, member: Member) -> None:
         """Raise :class:`RequestError` for a request that no wave could ever hold."""
@@ -149,3 +150,7 @@ def _half(waiting: int, in_flight: int) -> int:
 
 def _turn(member: Member) -> float:
     return member.turn
+
+
+def _rows(bucket: Bucket) -> int:
+    return bucket.rows

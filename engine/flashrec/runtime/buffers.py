@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 
 from flashrec.kernels.tiles import RowTiles, tile_table
+from flashrec.kvcache.pool import page_table
 from flashrec.runtime.member import Member
 from flashrec.search.expand import Sampling, Spans
 from flashrec.transfer import StaticBlock, overwrite
@@ -112,27 +114,24 @@ class DecodeBuffers:
 
     def load(self, members: Sequence[Member]) -> WaveLayout:
         """Write a wave's layout, overwriting every entry of the one before it."""
-        widths = np.array([member.width for member in members])
-        starts = np.cumsum(widths) - widths
-        count = len(members)
-        longest = max(len(member.pages) for member in members)
-        pages = np.zeros((count, longest), dtype=np.int32)
-        for index, member in enumerate(members):
-            pages[index, : len(member.pages)] = member.pages
+        widths = [member.width for member in members]
+        starts = [end - width for end, width in zip(accumulate(widths), widths, strict=True)]
+        requests = range(len(members))
+        pages = page_table([member.pages for member in members])
         self._block.write(
             {
                 "page_table": pages,
                 "context_len": np.array([member.length for member in members]),
-                "row_request": np.repeat(np.arange(count), widths),
-                "first": np.stack((np.arange(count), np.ones(count, dtype=np.int64), starts, widths)),
-                "later": np.stack((starts, widths, starts, widths)),
-                "tiles": tile_table(widths.tolist(), self.tile_rows, len(self.tiles.rows)),
+                "row_request": np.array(requests).repeat(widths),
+                "first": np.array((requests, [1] * len(members), starts, widths)),
+                "later": np.array((starts, widths, starts, widths)),
+                "tiles": tile_table(widths, self.tile_rows, len(self.tiles.rows)),
             }
         )
         self.row_request.copy_(self._block["row_request"])
         # A kernel on a GPU stops at a request's length; the CPU reference walks the table's width.
-        width = longest if self.page_table.device.type == "cpu" else self.page_table.shape[1]
-        return WaveLayout(tuple(widths.tolist()), tuple(starts.tolist()), width)
+        width = (pages if self.page_table.device.type == "cpu" else self.page_table).shape[1]
+        return WaveLayout(tuple(widths), tuple(starts), width)
 
     def first_spans(self, layout: WaveLayout) -> Spans:
         """From one row per request to the wave's rows."""

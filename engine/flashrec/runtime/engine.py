@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from flashrec.config import EngineConfig
-from flashrec.device import device_name
 from flashrec.errors import EngineFault, NonFiniteError, RequestError
 from flashrec.kvcache.radix import CacheStats
 from flashrec.models.config import ModelConfig
@@ -23,7 +22,6 @@ from flashrec.runtime.buffers import DecodeBuffers, WaveLayout
 from flashrec.runtime.catalogs import Catalogs, Place
 from flashrec.runtime.counters import Counters
 from flashrec.runtime.flight import Flight, Mark, Outcome, mark
-from flashrec.runtime.graph import capture_cost
 from flashrec.runtime.invariance import prove_invariance
 from flashrec.runtime.ledger import StepDigest
 from flashrec.runtime.loading import Loaded, load_engine_parts
@@ -69,8 +67,6 @@ class Engine:
         )
         self.ledgers: dict[str, tuple[StepDigest, ...]] = {}
         self._rids = itertools.count()
-        if self.parts.device.type == "cuda":
-            stock_pinned_memory(PINNED_BLOCK)
         self._prefill = Prefill(
             self.parts.model,
             self.parts.attention,
@@ -81,6 +77,8 @@ class Engine:
             graphs=PrefillGraphs(config, self.parts) if self.stage.uses_graphs else None,
             positions=self.stage.positions,
         )
+        if self.parts.device.type == "cuda":
+            stock_pinned_memory(PINNED_BLOCK)
         self._warm_up()
 
     @property
@@ -170,13 +168,13 @@ class Engine:
         Waves run in the order of their launches. If this raises, the members' pages have been given back.
         """
         key = members[0].key
-        self._reload.tidy()
         buffers = self.stage.buffers(members)
         try:
             with trace_range("flashrec.prefill"):
-                self._prefill.run(members, [member.cached for member in members], buffers.head_input)
+                self._prefill.run(members, buffers.head_input)
             prefilled = mark(self.parts.device)
-            layout = buffers.load(members)  # while the device works on the prompts
+            self._reload.tidy()  # from here on while the device works on the prompts
+            layout = buffers.load(members)
             passes = self.stage.passes(key)
             self.profiler.on_forward("decode", passes)
             self.counters.count(members, buffers, passes)
@@ -189,14 +187,22 @@ class Engine:
         return flight
 
     def finish(self, flight: Flight) -> list[Outcome]:
-        """Wait for a launched wave; its prompts stay cached and its other pages go back."""
+        """:meth:`outcomes` and :meth:`release`."""
         try:
-            with trace_range("flashrec.finalize"):
-                outcomes = flight.outcomes()
-                self._keep(flight.digests())
+            return self.outcomes(flight)
         finally:
-            self._release(flight.members)
+            self.release(flight)
+
+    def outcomes(self, flight: Flight) -> list[Outcome]:
+        """Wait for a launched wave."""
+        with trace_range("flashrec.finalize"):
+            outcomes = flight.outcomes()
+            self._keep(flight.digests())
         return outcomes
+
+    def release(self, flight: Flight) -> None:
+        """End a wave that is done: its prompts stay cached and its other pages go back."""
+        self._release(flight.members)
 
     def load_catalog(self, name: str, path: Path | str, *, activate: bool = True, turn: Turn = at_once) -> Place:
         """Serve a catalog under ``name``, in place of the one there, which then stands by; or let it stand by.
@@ -239,18 +245,9 @@ class Engine:
             "cached_pages": cache.cached_pages,
             "free_pages": pool.free_pages,
             "usable_pages": pool.usable_pages,
-            "buckets": dict(sorted(dict(self.stage.bucket_use).items())),
-            "graphs": self.stage.captured,
-            "graph_replays": self.stage.graph_replays,
-            "eager_waves": self.stage.eager_waves,
-            **capture_cost(),
-            "device": str(self.parts.device),
-            "device_name": device_name(self.parts.device),
+            **self.stage.stats(),
             "dtype": str(self.config.compute_dtype).removeprefix("torch."),
-            "kv_cache_dtype": str(pool.k.dtype).removeprefix("torch."),
-            "kv_scales": self.parts.kv_scales,
-            "kernels": self.parts.ops.chosen,
-            "attention": self.parts.attention.name,
+            **self.parts.described(),
         }
 
     def _request(self, prompt: Prompt, fields: dict[str, Any]) -> Request:

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from flashrec.attention.base import AttentionBackend
 from flashrec.attention.select import select_attention
 from flashrec.config import EngineConfig
+from flashrec.device import device_name
 from flashrec.errors import CheckpointError, ConfigError
 from flashrec.kernels.ops import Ops, select_ops
 from flashrec.kernels.tiles import AttentionShape, rows_per_tile
@@ -50,6 +51,17 @@ class Loaded:
     memory: MemoryPlan
     fp8: bool
     kv_scales: str
+
+    def described(self) -> dict[str, Any]:
+        """The device, and what runs on it: kernels, attention, and the cache's type and scales."""
+        return {
+            "device": str(self.device),
+            "device_name": device_name(self.device),
+            "kv_cache_dtype": str(self.pool.k.dtype).removeprefix("torch."),
+            "kv_scales": self.kv_scales,
+            "kernels": self.ops.chosen,
+            "attention": self.attention.name,
+        }
 
     @property
     def tile_rows(self) -> int:

@@ -7,6 +7,7 @@ import numbers
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,15 +30,14 @@ MAX_LENGTH_PENALTY = 16.0
 """Scores stay finite in float32 up to it, either way; the longest search has 64 tokens."""
 
 
-_KINDS: tuple[tuple[tuple[str, ...], type, str], ...] = (
-    (("n", "beam_width", "max_tokens", "seed"), numbers.Integral, "an integer"),
-    (("temperature", "length_penalty"), numbers.Real, "a number"),
+_KINDS: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
+    (("n", "beam_width", "max_tokens", "seed"), (int, numbers.Integral), "an integer"),
+    (("temperature", "length_penalty"), (float, int, numbers.Real), "a number"),
 )
 _OPTIONAL = frozenset({"beam_width", "max_tokens", "seed"})
 
 
-@dataclass(frozen=True, slots=True)
-class WaveKey:
+class WaveKey(NamedTuple):
     """What the requests of a wave must share: one search depth, one score space, one revision of a catalog (from 1).
 
     Requests that sample keep to themselves: they are scored by other operations, whose last bits differ from the
@@ -184,19 +184,19 @@ def _check_numbers(request: Request) -> None:
 def _prompt(input_ids: Sequence[int], limits: Limits, begin: int | None) -> NDArray[np.int32]:
     if len(input_ids) == 0:
         raise RequestError("input_ids", "the prompt is empty")
+    if begin is not None and input_ids[-1] != begin:
+        input_ids = (*input_ids, begin)
     try:
         # A third of the time of np.asarray, which must find out a type first.
         ids = np.frombuffer(struct.pack(f"={len(input_ids)}q", *input_ids), dtype=np.int64)
     except struct.error:
         raise RequestError("input_ids", "token ids must be 64-bit integers") from None
-    outside = ids.view(np.uint64) >= limits.vocab_size  # a negative one is large there
-    if outside.any():
-        where = int(np.argmax(outside))
+    unsigned = ids.view(np.uint64)  # a negative one is large there
+    if unsigned.max() >= limits.vocab_size:
+        where = int(np.argmax(unsigned >= limits.vocab_size))
         raise RequestError(
             "input_ids", f"token id {ids[where]} at position {where} is outside 0 .. {limits.vocab_size - 1}"
         )
-    if begin is not None and ids[-1] != begin:
-        ids = np.append(ids, begin)
     if len(ids) > limits.max_context:
         raise RequestError(
             "input_ids", f"{len(ids)} tokens are above this engine's max_context of {limits.max_context}"

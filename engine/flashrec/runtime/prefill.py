@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flashrec.attention.base import AttentionBackend, PrefillMeta
 from flashrec.batch import Ends, ForwardBatch
 from flashrec.kernels.ops import Ops
+from flashrec.kvcache.pool import page_table
 from flashrec.models.base import CausalLM
 from flashrec.profiler import Profiler
 from flashrec.runtime.ledger import SlotPositions
@@ -20,8 +21,7 @@ from flashrec.runtime.prefill_graph import PrefillGraphs
 from flashrec.transfer import upload
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Prompt tokens ``start .. end - 1`` of one member, in one pass."""
 
     member: int
@@ -69,17 +69,18 @@ class Prefill:
         self.graphs = graphs
         self.positions = positions
 
-    def run(self, members: Sequence[Member], cached: Sequence[int], out: torch.Tensor) -> None:
+    def run(self, members: Sequence[Member], out: torch.Tensor) -> None:
         """Store K and V of every uncached token, and write the head's input [members, H] to ``out``."""
-        for segments in chunks(cached, [member.length for member in members], self.max_tokens):
+        cached, lengths = [member.cached for member in members], [member.length for member in members]
+        for segments in chunks(cached, lengths, self.max_tokens):
             self.profiler.on_forward("prefill")
             self._pass(members, segments, out)
 
     def _pass(self, members: Sequence[Member], segments: list[Segment], out: torch.Tensor) -> None:
         tokens, meta = lay_out(members, segments, self.page_size)
-        owners = [seg.member for seg in segments if seg.end == members[seg.member].length]
-        # Prompts end in the order of the members, so a wave of one pass fills ``out`` from its start.
-        place = slice(owners[0], owners[-1] + 1) if owners else slice(0)
+        # Of the prompts in a pass only the last may go on in the next: those before it end here, in order.
+        first = segments[0].member
+        place = slice(first, first + len(meta.ends))
         if self.positions is not None:
             _, used, slots = upload(tokens, out.device)
             self.positions.note(slots, used)
@@ -116,30 +117,28 @@ def lay_out(
     members: Sequence[Member], segments: Sequence[Segment], page_size: int
 ) -> tuple[NDArray[np.int32], PrefillMeta]:
     """A pass as arrays: token ids, positions and slots, int32 [3, T], and what its attention is told."""
-    owners = [members[seg.member] for seg in segments]
-    starts, ends = np.array([(seg.start, seg.end) for seg in segments], dtype=np.int32).T
-    lengths = ends - starts
-    offsets = lengths.cumsum(dtype=np.int32)
-    counts = -(-ends // page_size)
-    table = np.zeros((len(segments), counts.max()), dtype=np.int32)
-    for row, owner, count in zip(table, owners, counts.tolist(), strict=True):
-        row[:count] = owner.pages[:count]
-    tokens = np.empty((3, int(offsets[-1])), dtype=np.int32)
-    ids, positions, slots = tokens
-    np.concatenate([owner.tokens[seg.start : seg.end] for owner, seg in zip(owners, segments, strict=True)], out=ids)
-    # In place and in 32 bits, since the device waits for it.
-    np.subtract(np.arange(len(ids), dtype=np.int32), (offsets - ends).repeat(lengths), out=positions)
-    page = positions // page_size
-    first = np.arange(len(segments), dtype=np.int32) * table.shape[1]
-    slots[:] = table.ravel().take(page + first.repeat(lengths))
-    slots -= page
-    slots *= page_size
-    slots += positions
-    meta = PrefillMeta(
-        query_lens=(ends - starts).tolist(),
-        kv_lens=ends.tolist(),
-        page_table=table,
-        positions=tokens[1],
-        ends=(offsets - 1)[ends == [owner.length for owner in owners]],
-    )
+    query_lens, kv_lens, ends, pages = [], [], [], []
+    ids, positions, firsts = [], [], []
+    written: list[int] = []
+    total = 0
+    for member, start, end in segments:
+        owner = members[member]
+        query_lens.append(end - start)
+        kv_lens.append(end)
+        total += end - start
+        if end == owner.length:
+            ends.append(total - 1)
+        ids.append(owner.tokens[start:end])
+        positions.append(np.arange(start, end, dtype=np.int32))
+        pages.append(owner.pages[: -(-end // page_size)])
+        firsts.append(len(written) * page_size + start % page_size)
+        written += pages[-1][start // page_size :]
+    # The slots of all pages that the pass writes to, in a row: a segment's begin at its ``firsts``.
+    slots = np.add.outer(np.array(written, dtype=np.int32) * page_size, np.arange(page_size, dtype=np.int32)).ravel()
+    tokens = np.empty((3, total), dtype=np.int32)
+    np.concatenate(ids, out=tokens[0])
+    np.concatenate(positions, out=tokens[1])
+    runs = [slots[first : first + length] for first, length in zip(firsts, query_lens, strict=True)]
+    np.concatenate(runs, out=tokens[2])
+    meta = PrefillMeta(query_lens, kv_lens, page_table(pages), tokens[1], np.array(ends, dtype=np.int32))
     return tokens, meta

@@ -49,9 +49,9 @@ class PrefillPass:
         # Tokens beyond a pass's are written to the scratch page, whose first slot is slot 0.
         self.attention = attention.static_prefill(tokens, requests, pages)
         self.block = StaticBlock({"tokens": (3, tokens), "ends": (requests,), **self.attention.fields}, device)
-        self.attention.attach(self.block)
-        self.ends = torch.zeros(requests, dtype=torch.int64, device=device)
         ids, positions, slots = self.block["tokens"]
+        self.attention.attach(self.block, positions)
+        self.ends = torch.zeros(requests, dtype=torch.int64, device=device)
         ends = Ends(self.ends, self.attention.attend_ends)
         batch = ForwardBatch(positions, slots, self.attention.attend, ops, ends)
 
@@ -61,11 +61,14 @@ class PrefillPass:
             return model.final_norm(hidden, residual, batch)
 
         self._program = CapturedProgram(run, f"the prefill of {tokens} tokens", memory)
+        self.block.prepare()
 
     def run(self, tokens: NDArray[np.int32], meta: PrefillMeta) -> torch.Tensor:
         """See :meth:`PrefillGraphs.run`."""
         self.block.write({"tokens": tokens, "ends": meta.ends, **self.attention.plan(meta)})
-        return self._program.replay()[: len(meta.ends)]
+        hidden = self._program.replay()
+        self.block.prepare()  # while the device works on the pass
+        return hidden[: len(meta.ends)]
 
 
 class PrefillGraphs:

@@ -88,7 +88,7 @@ class Reload:
             turn(functools.partial(self.stage.capture, place))
 
     def tidy(self) -> None:
-        """Between waves: give up what the device keeps for revisions that nobody holds any more."""
+        """On the thread of the waves: give up what the device keeps for revisions that nobody holds any more."""
         self.stage.forget(self.catalogs.gone())
 
 

@@ -64,9 +64,9 @@ def catalog_results(
 
 def _kept_rows(members: Sequence[Member], layout: WaveLayout, rows: HostFrontier) -> list[NDArray[np.intp]]:
     """Each member's result rows, best first."""
-    live = np.flatnonzero(rows.valid)
+    (live,) = rows.valid.nonzero()
     starts = np.array(layout.starts)
-    bounds = np.searchsorted(live, (starts, starts + layout.widths)).T.tolist()
+    bounds = live.searchsorted((starts, starts + layout.widths)).T.tolist()
     return [
         _best(member.request, rows, live[first:last]) for member, (first, last) in zip(members, bounds, strict=True)
     ]
@@ -97,7 +97,7 @@ class WaveBeams:
     ) -> None:
         self._requests = requests
         self._counts = counts
-        self._ends = np.cumsum(counts).tolist()
+        self._ends = list(itertools.accumulate(counts))
         self._ranks, self._totals = ranks, totals
         self._catalog = catalog
         self._sids = sids

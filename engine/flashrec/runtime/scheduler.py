@@ -7,19 +7,18 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from flashrec.errors import CaptureError, DeadlineError, EngineFault, QueueFullError, RequestError
+from flashrec.errors import CaptureError, DeadlineError, EngineFault, QueueFullError
 from flashrec.profiler import ProfileOptions, trace_range
 from flashrec.request import Request, Result
 from flashrec.runtime.catalogs import Place
 from flashrec.runtime.engine import Engine
 from flashrec.runtime.flight import Flight
-from flashrec.runtime.member import Member
-from flashrec.runtime.ticket import Ticket
+from flashrec.runtime.ticket import Ticket, members_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -88,7 +87,7 @@ class Scheduler:
 
     def submit_all(self, requests: Sequence[Request], deadline: float | None = None) -> list[Future[Result]]:
         """Queue all requests, or none. See :meth:`submit`; of several, an error's field names the place in the list."""
-        tickets = [Ticket(member, Future(), deadline) for member in self._prepared(requests)]
+        tickets = [Ticket(member, Future(), deadline) for member in members_of(requests, self.engine.prepare)]
         for ticket in tickets:
             self.engine.admission.enqueue(ticket.member, time.monotonic())
         with self._state:
@@ -101,15 +100,6 @@ class Scheduler:
             self._waiting += tickets
             self._state.notify_all()
         return [ticket.future for ticket in tickets]
-
-    def _prepared(self, requests: Sequence[Request]) -> Iterator[Member]:
-        for index, request in enumerate(requests):
-            try:
-                yield self.engine.prepare(request)
-            except RequestError as error:
-                if len(requests) == 1:
-                    raise
-                raise RequestError(f"{error.field}[{index}]", error.message) from None
 
     def cancel(self, rid: str) -> None:
         """Drop a waiting request by its id; one whose wave runs is answered to nobody."""
@@ -202,7 +192,7 @@ class Scheduler:
             self.on_idle(self._called_for)
         self.lone = False
         with self._state:
-            if not self._flights:
+            if not (self._flights or self._called_for()):
                 with trace_range("flashrec.batch.wait"):
                     self._state.wait_for(self._called_for, self._patience())
             self._drop_stale()
@@ -211,17 +201,22 @@ class Scheduler:
             wave = self._admit() if not calls else []
             if self._waiting and not (wave or calls or self._flights):
                 raise EngineFault("no wave can be formed although none is in flight: pages have leaked")
-        self.on_change()
-        if self.engine.waves_in_flight == 1:  # on a CPU a wave has run when it has been launched
-            self.on_busy()
+        runs_at_once = self.engine.waves_in_flight == 1  # on a CPU a wave has run when it has been launched
+        if runs_at_once:
+            self._tell()
         if wave:
             self._launch(wave)
-        self.on_busy()
+        if not runs_at_once:  # the device waits for what comes before the launch
+            self._tell()
         while self._flights and (calls or not wave or len(self._flights) == self.engine.waves_in_flight):
             self._land(*self._flights.popleft())
         for call in calls:
             call()
         return not stop or bool(calls) or bool(self._calls) or bool(self._flights)
+
+    def _tell(self) -> None:
+        self.on_change()
+        self.on_busy()
 
     def _called_for(self) -> bool:
         return bool(self._waiting or self._calls or self._stopping)
@@ -269,17 +264,16 @@ class Scheduler:
                 ticket.fail(error)
 
     def _land(self, wave: list[Ticket], flight: Flight) -> None:
-        outcomes = self.engine.finish(flight)
-        now = time.monotonic()
+        """Answer a wave's requests, and only then give back what it held: clients wait for their answers."""
+        try:
+            outcomes = self.engine.outcomes(flight)
+            now = time.monotonic()
+            self.lone = len(wave) == len(self._running) == 1 and not self._waiting
+            for ticket, outcome in zip(wave, outcomes, strict=True):
+                ticket.answer(outcome, now)
+        finally:
+            self.engine.release(flight)
         self._ended(wave)
-        self.lone = len(wave) == 1 and not self._running and not self._waiting
-        for ticket, outcome in zip(wave, outcomes, strict=True):
-            if not isinstance(outcome, Result):
-                ticket.fail(outcome)
-            elif ticket.deadline is not None and ticket.deadline <= now:
-                ticket.fail(DeadlineError("the deadline passed while the request ran"))
-            elif ticket.future.set_running_or_notify_cancel():
-                ticket.future.set_result(outcome)
 
     def _ended(self, wave: list[Ticket]) -> None:
         with self._state:

@@ -14,7 +14,7 @@ from flashrec.request import ScoreSpace
 from flashrec.runtime.buffers import Bucket, DecodeBuffers, WaveLayout, bucket_of, row_buckets
 from flashrec.runtime.decode import CatalogProgram, Decoder
 from flashrec.runtime.free import FreeProgram
-from flashrec.runtime.graph import CapturedProgram
+from flashrec.runtime.graph import CapturedProgram, capture_cost
 from flashrec.runtime.ledger import Ledger, SlotPositions, write_tags
 from flashrec.runtime.loading import Loaded
 from flashrec.runtime.member import Member, WaveKey
@@ -58,6 +58,16 @@ class DecodeStage:
         self.bucket_use: Counter[int] = Counter()
         self.graph_replays = 0
         self.eager_waves = 0
+
+    def stats(self) -> dict[str, Any]:
+        """Waves by the rows of their bucket and by how they ran, and what the process's captures took."""
+        return {
+            "buckets": dict(sorted(dict(self.bucket_use).items())),
+            "graphs": self.captured,
+            "graph_replays": self.graph_replays,
+            "eager_waves": self.eager_waves,
+            **capture_cost(),
+        }
 
     @property
     def uses_graphs(self) -> bool:
@@ -136,7 +146,7 @@ class DecodeStage:
         wanted |= {GraphKey(bucket.rows, key, True) for bucket in filtered}
         for place in self._graphs:
             if place.wave.revision == like:
-                wanted.add(replace(place, wave=replace(place.wave, revision=key.revision)))
+                wanted.add(replace(place, wave=place.wave._replace(revision=key.revision)))
         return sorted(wanted - self._graphs.keys(), key=lambda place: (-place.rows, repr(place)))
 
     @torch.inference_mode()

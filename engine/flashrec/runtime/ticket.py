@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from flashrec.request import Result
+from flashrec.errors import DeadlineError, RequestError
+from flashrec.request import Request, Result
+from flashrec.runtime.flight import Outcome
 from flashrec.runtime.member import Member
 
 
@@ -17,7 +20,28 @@ class Ticket:
     future: Future[Result]
     deadline: float | None
 
+    def answer(self, outcome: Outcome, now: float) -> None:
+        """Say how its wave went, or that it was too late."""
+        if not isinstance(outcome, Result):
+            self.fail(outcome)
+        elif self.deadline is not None and self.deadline <= now:
+            self.fail(DeadlineError("the deadline passed while the request ran"))
+        elif self.future.set_running_or_notify_cancel():
+            self.future.set_result(outcome)
+
     def fail(self, error: Exception) -> None:
         """Answer whoever still waits for it."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
+
+
+def members_of(requests: Sequence[Request], prepare: Callable[[Request], Member]) -> Iterator[Member]:
+    """All of a list, by ``prepare``. Raises its :class:`RequestError`; of several, the field names the place in the
+    list."""
+    for index, request in enumerate(requests):
+        try:
+            yield prepare(request)
+        except RequestError as error:
+            if len(requests) == 1:
+                raise
+            raise RequestError(f"{error.field}[{index}]", error.message) from None

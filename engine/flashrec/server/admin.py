@@ -16,7 +16,7 @@ from flashrec.request import Request
 from flashrec.server.catalogs import describe_catalogs
 from flashrec.server.context import Context
 from flashrec.server.control import control_body, json_response
-from flashrec.server.jobs import Job, admitted, search
+from flashrec.server.jobs import Job, admitted, check_room, search
 from flashrec.server.profiling import StartProfileRequest, profile_options
 from flashrec.server.schemas import Body
 from flashrec.torch_trace import preload
@@ -36,6 +36,7 @@ def add_health_routes(app: FastAPI, context: Context) -> None:
     async def health_generate(http: HttpRequest) -> Response:
         free = context.scheduler.engine.catalog is None
         probe = Request(input_ids=(0,), n=1, max_tokens=1 if free else None)
+        check_room(context)
         with admitted(context):
             job = Job(requests=[probe], render=lambda results: {})
             await search(context, http, job, time.monotonic() + context.config.request_timeout_s)
@@ -43,6 +44,7 @@ def add_health_routes(app: FastAPI, context: Context) -> None:
 
     @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
     async def metrics() -> Response:
+        context.metrics.settle()
         text = await context.in_pool(context.metrics.text)
         return Response(text, media_type=context.metrics.content_type)
 

@@ -120,6 +120,7 @@ def _lifespan(context: Context) -> Callable[[FastAPI], Any]:
         await context.in_pool(context.scheduler.drain, context.config.drain_timeout_s)
         await context.in_pool(context.scheduler.close)
         context.pool.shutdown(wait=True, cancel_futures=True)
+        context.metrics.settle()
 
     return lifespan
 

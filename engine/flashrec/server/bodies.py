@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from flashrec.server.errors import ApiError
@@ -16,25 +15,29 @@ async def read_body(http: HttpRequest, max_bytes: int, timeout_s: float) -> byte
     Raises:
         ApiError: 413 above ``max_bytes``, 408 after ``timeout_s`` seconds, 415 when it is not JSON.
     """
-    declared = http.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
+    headers = dict(http.scope["headers"])
+    declared = headers.get(b"content-length", b"")
+    if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)
-    media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     chunks: list[bytes] = []
-    size = 0
+    size, more = 0, True
     try:
         async with asyncio.timeout(timeout_s):
-            async for chunk in http.stream():
+            while more:
+                message = await http.receive()
+                if message["type"] == "http.disconnect":
+                    raise ApiError(499, "client_disconnected", "the client went away")
+                chunk = message.get("body", b"")
                 size += len(chunk)
+                chunks.append(chunk)
                 if size > max_bytes:
                     raise _too_large(max_bytes)
-                chunks.append(chunk)
+                more = message.get("more_body", False)
     except TimeoutError:
         raise ApiError(408, "body_timeout", f"body: not complete after {timeout_s:g} seconds", "body") from None
-    except ClientDisconnect:
-        raise ApiError(499, "client_disconnected", "the client went away") from None
     # A browser can send text/plain to a local server from any page without asking; JSON it cannot.
-    if size and media_type != "application/json":
+    if size and media_type != b"application/json":
         raise ApiError(415, "unsupported_media_type", "content-type: must be application/json", "content-type")
     return b"".join(chunks)
 

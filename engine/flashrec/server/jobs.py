@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import orjson
@@ -58,7 +58,8 @@ class Job:
 
 
 async def answer(context: Context, http: HttpRequest, model: type[B], prepare: Callable[[B], Job]) -> Response:
-    """Serve one search. Every failure is an :class:`ApiError` or an error that :mod:`.errors` translates."""
+    """Serve one search, for which there is room. Every failure is an :class:`ApiError` or an error that :mod:`.errors`
+    translates."""
     start = time.monotonic()
     with admitted(context):
         body = await read_body(http, context.config.max_body_bytes, context.config.body_timeout_s)
@@ -80,21 +81,22 @@ def check_room(context: Context) -> None:
         raise overloaded(config.retry_after_s, f"{context.scheduler.queue_depth} requests wait: come back later")
 
 
-@contextlib.contextmanager
-def admitted(context: Context) -> Iterator[None]:
-    """Hold one of the server's places. Raises :class:`ApiError` 503 when it is full or shutting down."""
-    lifecycle, config = context.lifecycle, context.config
-    check_room(context)
-    lifecycle.places.take()
-    try:
-        yield
-    except asyncio.CancelledError:
-        # uvicorn cancels what a shutdown has waited for in vain; left alone, it would answer a bare 500.
-        if not lifecycle.draining:
-            raise
-        raise lifecycle.refusal(config.retry_after_s) from None
-    finally:
+class admitted:  # noqa: N801 - used as a function: ``with admitted(context):``
+    """Hold one of the server's places, where :func:`check_room` found one. Raises :class:`ApiError` 503 when the server
+    shuts down meanwhile."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._context.lifecycle.places.take()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        lifecycle = self._context.lifecycle
         lifecycle.places.give()
+        # uvicorn cancels what a shutdown has waited for in vain; left alone, it would answer a bare 500.
+        if kind is asyncio.CancelledError and lifecycle.draining:
+            raise lifecycle.refusal(self._context.config.retry_after_s) from None
 
 
 def _parse(context: Context, model: type[B], prepare: Callable[[B], Job], body: bytes) -> Job:
@@ -119,9 +121,7 @@ def _work(job: Job, results: Sequence[Result]) -> int:
 def _respond(context: Context, job: Job, results: Sequence[Result]) -> Response:
     metrics = context.metrics
     with trace_range("flashrec.respond"), metrics.phase("respond"):
-        metrics.later(metrics.prompt_tokens.inc, sum(result.prompt_tokens for result in results))
-        metrics.later(metrics.cached_tokens.inc, sum(result.cached_tokens for result in results))
-        metrics.later(metrics.beams.inc, sum(len(result.beams) for result in results))
+        metrics.later(metrics.answered, results)
         payload = job.render(results)
         if not job.stream:
             return Response(orjson.dumps(payload), media_type="application/json")
@@ -163,9 +163,9 @@ class _Submission:
     """The requests of one job in the scheduler's queue, under ids that no client chose."""
 
     def __init__(self, context: Context, job: Job, deadline: float) -> None:
-        prefix = uuid.uuid4().hex
+        prefix = os.urandom(16).hex()
         self._scheduler = context.scheduler
-        self._requests = [replace(request, rid=f"{prefix}-{index}") for index, request in enumerate(job.requests)]
+        self._requests = [request.named(f"{prefix}-{index}") for index, request in enumerate(job.requests)]
         self._deadline = deadline
         self._abandoned = False
         self.futures: list[Future[Result]] = []
@@ -206,13 +206,13 @@ async def _await_results(
             end()
 
     _watch(futures, functools.partial(_on_loop, loop, settle))
-    gone = asyncio.ensure_future(_disconnected(http))
+    gone = loop.create_task(_disconnected(http))
     gone.add_done_callback(lambda _: end())
     timer = loop.call_later(max(0.0, deadline - time.monotonic()) + _GRACE_S, end)
     try:
         await ended
         results = list(map(Future.result, filter(Future.done, futures)))  # raises what went wrong with one
-        if len(results) == len(futures):
+        if left == 0:
             return results
         if gone.done():
             context.metrics.cancelled.inc()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from flashrec.request import Result
 from flashrec.runtime.catalogs import Place
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -32,7 +32,7 @@ class Metrics:
     def __init__(self, shared: Path | None = None) -> None:
         self._shared = shared
         self._watched: list[Collector] = []
-        self._unsettled: deque[tuple[Callable[[float], None], float]] = deque()
+        self._unsettled: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "flashrec_http_requests", "HTTP requests answered", ["endpoint", "status"], registry=self.registry
@@ -67,24 +67,25 @@ class Metrics:
         )
         self.beams = Counter("flashrec_beams", "Beams returned", registry=self.registry)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> _Phase:
         """Observe the time of a block under ``phase=name``, :meth:`later`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.later(lambda seconds: self.phases.labels(name).observe(seconds), time.perf_counter() - start)
+        return _Phase(self, name)
 
-    def later(self, record: Callable[[float], None], value: float) -> None:
-        """Record ``value`` when the answer is on its way: see :meth:`settle`. From any thread."""
-        self._unsettled.append((record, value))
+    def later(self, record: Callable[..., object], *values: Any) -> None:
+        """Call ``record`` with ``values`` when the answer has gone: see :meth:`settle`. From any thread."""
+        self._unsettled.append((record, values))
+
+    def answered(self, results: Sequence[Result]) -> None:
+        """Count what is in an answer."""
+        self.prompt_tokens.inc(sum(result.prompt_tokens for result in results))
+        self.cached_tokens.inc(sum(result.cached_tokens for result in results))
+        self.beams.inc(sum(len(result.beams) for result in results))
 
     def settle(self) -> None:
-        """Record what waits. What is not needed for an answer is done behind it."""
+        """Record what waits; on the event loop. What is not needed for an answer is done behind it."""
         while self._unsettled:
-            record, value = self._unsettled.popleft()
-            record(value)
+            record, values = self._unsettled.popleft()
+            record(*values)
 
     def watch(self, read: Callable[[], Mapping[str, Any]]) -> None:
         """Export what ``read`` returns as ``flashrec_engine_*`` gauges, read at each scrape."""
@@ -104,6 +105,25 @@ class Metrics:
         for collector in self._watched:
             watched.register(collector)
         return generate_latest(counted) + generate_latest(watched)
+
+
+class _Phase:
+    """A block whose time is observed; as a generator's context manager it would be four more frames."""
+
+    __slots__ = ("_metrics", "_name", "_start")
+
+    def __init__(self, metrics: Metrics, name: str) -> None:
+        self._metrics = metrics
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._metrics.later(self._observe, time.perf_counter() - self._start)
+
+    def _observe(self, seconds: float) -> None:
+        self._metrics.phases.labels(self._name).observe(seconds)
 
 
 class _EngineStats(Collector):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import re
 import time
-import uuid
 from collections.abc import Callable, Mapping
 
 import orjson
@@ -23,13 +24,16 @@ _OPEN = frozenset({"/health"})
 """Paths that need no API key: what a supervisor asks before it knows any secret."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing (RFC 9110, 9.2.1)."""
+_SOON_S = 0.001
+"""How long after an answer it is counted and logged. A client that asks again at once would wait for that; by then the
+device works for it."""
 
 
 class Gate:
     """Plain ASGI: a wrapper around ``receive`` would hide a client's disconnect from the routes.
 
     ``searches`` serve a POST to their paths, and take a place each; ``check_room`` raises :class:`ApiError` where none
-    is left. They ask that again themselves; asked here as well, a refusal passes no router.
+    is left.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Gate:
         self._api_key = api_key
         self._hosts = hosts
         self._metrics = metrics
+        self._settling = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,7 +61,7 @@ class Gate:
         start = time.perf_counter()
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        request_id = given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex().encode()
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -80,10 +85,13 @@ class Gate:
             if status == 0:
                 await as_api_error(error, {}, 1).response()(scope, receive, send_with_id)
         finally:
-            self._count(scope, request_id, status, time.perf_counter() - start)
+            self._metrics.later(self._count, scope, request_id, status, time.perf_counter() - start)
+            if not self._settling:
+                self._settling = True
+                asyncio.get_running_loop().call_later(_SOON_S, self._settle)
 
     def _refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> ApiError | None:
-        hosts = sum(name == b"host" for name, _ in scope["headers"])
+        hosts = [name for name, _ in scope["headers"]].count(b"host")
         if hosts > 1 or (hosts == 0 and scope["http_version"] == "1.1"):  # RFC 9112, 3.2; the parser does not look
             return ApiError(400, "invalid_value", f"host: HTTP/1.1 has one such header, got {hosts}", "host")
         elsewhere = self._hosts.refuses(headers.get(b"host"))
@@ -103,12 +111,15 @@ class Gate:
                 return full
         return None
 
+    def _settle(self) -> None:
+        self._settling = False
+        self._metrics.settle()
+
     def _count(self, scope: Scope, request_id: bytes, status: int, seconds: float) -> None:
         known = scope["path"] if scope["path"] in self._searches else "other"
         route = getattr(scope.get("route"), "path", known)
         self._metrics.requests.labels(route, str(status)).inc()
         self._metrics.latency.labels(route).observe(seconds)
-        self._metrics.settle()
         if logger.isEnabledFor(logging.INFO):
             line = {
                 "request_id": request_id.decode(),

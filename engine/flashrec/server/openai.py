@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -178,7 +178,7 @@ def _job(
 ) -> Job:
     prefix, object_name = kind
     head: dict[str, object] = {
-        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "id": f"{prefix}-{os.urandom(16).hex()}",
         "object": object_name,
         "created": int(time.time()),
         "model": context.model_name,

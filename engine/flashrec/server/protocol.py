@@ -35,6 +35,39 @@ def impatient(timeout_s: float) -> type[HttpToolsProtocol]:
     return Impatient
 
 
+class _HeadWithBody(asyncio.Transport):
+    """The transport as an answer sees it: its head goes out with what follows it, in one packet and one system call."""
+
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        super().__init__()
+        self._transport = transport
+        self._cycle = cycle
+        self._head: bytes | bytearray | memoryview | None = None
+        self._begun = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._cycle.response_started and not self._begun:
+            self._begun, self._head = True, data
+            return
+        head, self._head = self._head, None
+        if head is None:
+            self._transport.write(data)
+        else:
+            self._transport.writelines((head, data))
+
+    def flush(self) -> None:
+        """Send a head that nothing follows."""
+        if self._head is not None:
+            self.write(b"")
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+
 class _Impatient(HttpToolsProtocol):
     patience_s: ClassVar[float]
 
@@ -43,6 +76,7 @@ class _Impatient(HttpToolsProtocol):
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._place: Literal["between", "head", "body"] = "between"
         self._active: RequestResponseCycle | None = None
+        self._out: _HeadWithBody | None = None
         self._deaf = self._overlong = self._silent = False
         self._named_bytes = self._silent_bytes = 0
         self._plain_head = b""
@@ -104,6 +138,8 @@ class _Impatient(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if self._out is not None:
+            self._out.flush()
         super().on_response_complete()
         if self.transport.is_closing():
             self._start("read")
@@ -140,6 +176,7 @@ class _Impatient(HttpToolsProtocol):
                 await app(*arguments)
 
         self._active = cycle
+        cycle.transport = self._out = _HeadWithBody(self.transport, cycle)
         super()._start_asgi_task(cycle, unless_refused)
 
     def _wait(self) -> None:

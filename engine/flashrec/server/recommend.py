@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -50,7 +50,7 @@ def prepare(context: Context, body: RecommendRequest) -> Job:
         catalog=served.label,
         **filter_fields([*body.exclude, *seen], body.allow, context.codec),
     )
-    identity = f"rec-{uuid.uuid4().hex}"
+    identity = f"rec-{os.urandom(16).hex()}"
 
     def render(results: Sequence[Result]) -> Payload:
         (result,) = results

@@ -6,7 +6,7 @@ first, and the first one's text and ids stand at the top as well.
 
 from __future__ import annotations
 
-import uuid
+import os
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -141,7 +141,7 @@ def _rids(rid: str | list[str] | None, count: int) -> list[str]:
         if len(rid) != count:
             raise RequestError("rid", f"holds {len(rid)} ids for {count} prompts")
         return rid
-    prefix = uuid.uuid4().hex if rid is None else rid
+    prefix = os.urandom(16).hex() if rid is None else rid
     return [prefix] if count == 1 else [f"{prefix}_{index}" for index in range(count)]
 
 

@@ -35,7 +35,7 @@ _SLOWER = 0.05
 @fault("slowdown", Catch("perf", "against baseline", module=_SIMULATED))
 def slowdown() -> Iterator[None]:
     """Every wave takes 5 % longer."""
-    launch, finish = Engine.launch, Engine.finish
+    launch, outcomes_of = Engine.launch, Engine.outcomes
     started: deque[float] = deque()
 
     def launching(self: Engine, members: list[Member]) -> Flight:
@@ -44,12 +44,12 @@ def slowdown() -> Iterator[None]:
         started.append(now)
         return flight
 
-    def finishing(self: Engine, flight: Flight) -> list[Any]:
-        outcomes = finish(self, flight)
+    def landing(self: Engine, flight: Flight) -> list[Any]:
+        outcomes = outcomes_of(self, flight)
         wait(_SLOWER * (clock() - started.popleft()))
         return outcomes
 
-    with mock.patch.object(Engine, "launch", launching), mock.patch.object(Engine, "finish", finishing):
+    with mock.patch.object(Engine, "launch", launching), mock.patch.object(Engine, "outcomes", landing):
         yield
 
 

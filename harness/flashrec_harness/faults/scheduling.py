@@ -123,14 +123,14 @@ def last_catalog_for_all() -> Iterator[None]:
 @fault("answers-swapped", soak("answers equal those given alone"), axis="arrival")
 def answers_swapped() -> Iterator[None]:
     """The scheduler hands the answers of a wave of several requests to its tickets in reverse order."""
-    real = Engine.finish
+    real = Engine.outcomes
 
-    def finish(self: Engine, flight: Any) -> list[Any]:
+    def landing(self: Engine, flight: Any) -> list[Any]:
         outcomes = real(self, flight)
         scheduled = threading.current_thread().name == "flashrec-engine"
         return outcomes[::-1] if scheduled else outcomes
 
-    with mock.patch.object(Engine, "finish", finish):
+    with mock.patch.object(Engine, "outcomes", landing):
         yield
 
 

@@ -127,14 +127,14 @@ def place_kept_on_cancel() -> Iterator[None]:
 @fault("memory-leak", soak("memory is flat"))
 def memory_leak() -> Iterator[None]:
     """Every wave leaves 2 MiB behind that nobody frees."""
-    finish = Engine.finish
+    outcomes = Engine.outcomes
     kept: list[bytes] = []
 
-    def finishing(self: Engine, flight: Any) -> list[Any]:
+    def landing(self: Engine, flight: Any) -> list[Any]:
         kept.append(b"x" * _LEAK_BYTES)
-        return finish(self, flight)
+        return outcomes(self, flight)
 
-    with mock.patch.object(Engine, "finish", finishing):
+    with mock.patch.object(Engine, "outcomes", landing):
         yield
 
 
