@@ -158,13 +158,12 @@ class WaveBeams:
     @functools.cached_property
     def _token_ids(self) -> NDArray[np.int32]:
         """int32 [beams, length]: a beam's codes as tokens, and an implied end token."""
-        books, end = self._sids.codebooks, self._sids.end
-        tokens = np.empty((len(self._ranks), len(books) + (end is not None)), dtype=np.int32)
-        for level, book in enumerate(books):
-            tokens[:, level] = book[self._codes[:, level]]
-        if end is not None:
-            tokens[:, -1] = end
-        return tokens
+        layout = self._sids
+        tokens = layout.tokens_in_a_row.take(self._codes + layout.firsts)
+        if layout.end is None:
+            return tokens
+        ends = np.full((len(tokens), 1), layout.end, dtype=np.int32)
+        return np.concatenate((tokens, ends), axis=1)
 
     @functools.cached_property
     def _items(self) -> list[tuple[str, ...]]:

@@ -19,6 +19,8 @@ MAX_HEAD_BYTES = 1 << 16
 """A request's line and headers, and what may stand behind a chunked body."""
 MAX_PIPELINED = 8
 """Requests that may wait on a connection for the answer to the one before; then it is closed after the last of them."""
+WHOLE: dict[str, dict[object, object]] = {"flashrec.whole": {}}
+"""The ASGI extension of a request of which all is here."""
 
 
 class _StopParsingError(Exception):
@@ -135,6 +137,7 @@ class _Impatient(HttpToolsProtocol):
         self._place = "between"
         self._stop("rest")
         if not self._plain_head:
+            self.scope["extensions"] = WHOLE
             super().on_message_complete()
 
     def on_response_complete(self) -> None:

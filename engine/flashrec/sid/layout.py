@@ -70,6 +70,16 @@ class SidLayout:
         return np.unique(np.concatenate(self.codebooks)).astype(np.int32)
 
     @cached_property
+    def tokens_in_a_row(self) -> NDArray[np.int32]:
+        """int32: the codebooks, one behind the other."""
+        return np.concatenate(self.codebooks)
+
+    @cached_property
+    def firsts(self) -> NDArray[np.int32]:
+        """int32 ``[depth]``: where each level begins in :attr:`tokens_in_a_row`."""
+        return np.cumsum((0, *self.sizes[:-1]), dtype=np.int32)
+
+    @cached_property
     def _code_of_token(self) -> tuple[Mapping[int, int], ...]:
         return tuple({int(token): code for code, token in enumerate(tokens)} for tokens in self.codebooks)
 
