@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,54 @@ def test_a_request_is_answered_before_its_pages_go_back(
     assert scheduler.drain(PATIENCE_S)
     assert answered == [True]
     assert engine.parts.pool.free_pages + engine.parts.cache.cached_pages == engine.parts.pool.usable_pages
+
+
+def test_what_fails_behind_an_answer_leaves_nobody_waiting(
+    engine: Engine, scheduler: Scheduler, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = engine.release
+
+    def release(flight: Flight) -> None:
+        real(flight)
+        raise RuntimeError("pages lost")
+
+    monkeypatch.setattr(engine, "release", release)
+    scheduler.start()
+    answered, cancelled = scheduler.submit_all([ask(5, rid="a"), ask(5, rid="b")])
+    gate.wait()
+    waiting = scheduler.submit(ask(4))
+    cancelled.cancel()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(scheduler.flush_cache)
+        wait_until(lambda: bool(scheduler._calls))
+        gate.open()
+        assert answer(answered).beams
+        with pytest.raises(EngineFault, match="pages lost"):
+            answer(waiting)
+        call.result(PATIENCE_S)
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, [1, 0]), (2, [0, 0])])
+def test_who_watches_is_told_before_the_launch_unless_the_device_waits_for_it(
+    engine: Engine, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, count: int, told: list[int]
+) -> None:
+    """As on a GPU: of one request that is alone the launch comes first."""
+    monkeypatch.setattr(Engine, "waves_in_flight", 2)
+    depth, seen = [count], list[int]()
+    real = engine.launch
+    monkeypatch.setattr(scheduler, "on_change", lambda: depth.append(scheduler.queue_depth))
+
+    def launch(members: list[Any]) -> Any:
+        seen.append(depth[-1])
+        return real(members)
+
+    monkeypatch.setattr(engine, "launch", launch)
+    futures = scheduler.submit_all([ask(5, seed=seed) for seed in range(count)])
+    scheduler.start()
+    for future in futures:
+        answer(future)
+    assert scheduler.drain(PATIENCE_S)
+    assert [seen[0], depth[-1]] == told
 
 
 def test_an_invalid_request_is_refused_on_the_callers_thread(scheduler: Scheduler) -> None:

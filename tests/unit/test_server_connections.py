@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import struct
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from server_support import Running, make_scheduler, running, wait_until
 from test_server_attack import GOOD, answer_to, assert_calm, closed_after, head
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from flashrec.server import bodies
 from flashrec.server.config import ServerConfig
 from flashrec.server.protocol import MAX_HEAD_BYTES, MAX_PIPELINED, _HeadWithBody
 
@@ -115,6 +118,9 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.sent: list[bytes] = []
 
+    def is_closing(self) -> bool:
+        return b"end" in self.sent
+
     def write(self, data: Any) -> None:
         self.sent.append(data)
 
@@ -127,25 +133,80 @@ class Wire(asyncio.Transport):
 
 def test_an_answer_s_head_goes_out_with_its_body() -> None:
     for end in ("flush", "close"):
-        wire, cycle = Wire(), SimpleNamespace(response_started=False)
-        out = _HeadWithBody(wire, cycle)  # type: ignore[arg-type]
-        out.write(b"100 Continue")
-        cycle.response_started = True
+        wire, interim = Wire(), b"HTTP/1.1 100 Continue\r\n\r\n"
+        out = _HeadWithBody(wire)
+        out.write(interim)
         out.write(b"head,")
-        assert wire.sent == [b"100 Continue"]
+        assert wire.sent == [interim]
         out.write(b"body")
         out.write(b"more")
         getattr(out, end)()
-        assert wire.sent == [b"100 Continue", b"head,body", b"more"] + [b"end"] * (end == "close")
+        assert wire.sent == [interim, b"head,body", b"more"] + [b"end"] * (end == "close")
 
 
 @pytest.mark.parametrize("end", ["flush", "close"])
 def test_a_head_that_nothing_follows_is_sent(end: str) -> None:
     wire = Wire()
-    out = _HeadWithBody(wire, SimpleNamespace(response_started=True))  # type: ignore[arg-type]
+    out = _HeadWithBody(wire)
     out.write(b"head")
     getattr(out, end)()
     assert wire.sent == [b"head"] + [b"end"] * (end == "close")
+
+
+def test_a_head_is_not_sent_to_who_has_gone() -> None:
+    """The loop's transport raises where something is written to it then."""
+    wire = Wire()
+    out = _HeadWithBody(wire)
+    out.write(b"head")
+    wire.close()
+    out.close()
+    assert b"head" not in wire.sent
+
+
+def test_an_interim_answer_is_sent_at_once(shop: Running) -> None:
+    with connect(shop) as client:
+        client.sendall(WHOLE.removesuffix(BODY).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+        assert client.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert answer_to(client, BODY).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_answered_request_leaves_nothing_to_the_collector(shop: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would run on the loop, in the middle of somebody's answer."""
+    cycles: list[weakref.ref[object]] = []
+    start = HttpToolsProtocol._start_asgi_task
+
+    def starting(self: HttpToolsProtocol, cycle: RequestResponseCycle, app: Any) -> None:
+        cycles.append(weakref.ref(cycle))
+        start(self, cycle, app)
+
+    monkeypatch.setattr(HttpToolsProtocol, "_start_asgi_task", starting)
+    gc.collect()
+    gc.disable()
+    try:
+        with connect(shop) as client:
+            for _ in range(4):
+                assert answer_to(client, WHOLE).startswith(b"HTTP/1.1 200 ")
+        wait_until(lambda: not [cycle for cycle in cycles[:-1] if cycle() is not None])
+        assert len(cycles) == 4
+    finally:
+        gc.enable()
+
+
+def test_a_body_that_is_here_is_not_timed(shop: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[float] = []
+    timeout = asyncio.timeout
+
+    def timing(delay: float) -> asyncio.Timeout:
+        timed.append(delay)
+        return timeout(delay)
+
+    monkeypatch.setattr(bodies.asyncio, "timeout", timing)  # type: ignore[attr-defined]
+    with connect(shop) as client:
+        assert answer_to(client, WHOLE).startswith(b"HTTP/1.1 200 ")
+        assert not timed
+        client.sendall(WHOLE[:-1])
+        wait_until(lambda: timed == [1.0])
+        assert answer_to(client, WHOLE[-1:]).startswith(b"HTTP/1.1 200 ")
 
 
 def test_who_asks_for_the_head_alone_gets_it(shop: Running) -> None:

@@ -32,7 +32,7 @@ def token_buckets(limit: int) -> list[int]:
 
 
 class PrefillPass:
-    """The static buffers and the graph of one token bucket."""
+    """The static buffers and the graph of one token bucket, and a pinned buffer that is ready for its next layout."""
 
     def __init__(
         self,

@@ -202,21 +202,22 @@ class Scheduler:
             if self._waiting and not (wave or calls or self._flights):
                 raise EngineFault("no wave can be formed although none is in flight: pages have leaked")
         runs_at_once = self.engine.waves_in_flight == 1  # on a CPU a wave has run when it has been launched
+        hurried = len(wave) == 1 and not (self._waiting or runs_at_once)  # its device has nothing to do until then
+        if not hurried:
+            self.on_change()
         if runs_at_once:
-            self._tell()
+            self.on_busy()
         if wave:
             self._launch(wave)
-        if not runs_at_once:  # the device waits for what comes before the launch
-            self._tell()
+        if hurried:
+            self.on_change()
+        self.on_busy()
         while self._flights and (calls or not wave or len(self._flights) == self.engine.waves_in_flight):
             self._land(*self._flights.popleft())
         for call in calls:
+            self.lone = False  # who comes now waits for it
             call()
         return not stop or bool(calls) or bool(self._calls) or bool(self._flights)
-
-    def _tell(self) -> None:
-        self.on_change()
-        self.on_busy()
 
     def _called_for(self) -> bool:
         return bool(self._waiting or self._calls or self._stopping)

@@ -19,6 +19,7 @@ class Ticket:
     member: Member
     future: Future[Result]
     deadline: float | None
+    answered: bool = False
 
     def answer(self, outcome: Outcome, now: float) -> None:
         """Say how its wave went, or that it was too late."""
@@ -26,13 +27,20 @@ class Ticket:
             self.fail(outcome)
         elif self.deadline is not None and self.deadline <= now:
             self.fail(DeadlineError("the deadline passed while the request ran"))
-        elif self.future.set_running_or_notify_cancel():
+        elif self._is_awaited():
             self.future.set_result(outcome)
 
     def fail(self, error: Exception) -> None:
         """Answer whoever still waits for it."""
-        if self.future.set_running_or_notify_cancel():
+        if self._is_awaited():
             self.future.set_exception(error)
+
+    def _is_awaited(self) -> bool:
+        """Whether its one answer is wanted, which is given now."""
+        if self.answered:
+            return False
+        self.answered = True
+        return self.future.set_running_or_notify_cancel()
 
 
 def members_of(requests: Sequence[Request], prepare: Callable[[Request], Member]) -> Iterator[Member]:

@@ -120,7 +120,6 @@ def _lifespan(context: Context) -> Callable[[FastAPI], Any]:
         await context.in_pool(context.scheduler.drain, context.config.drain_timeout_s)
         await context.in_pool(context.scheduler.close)
         context.pool.shutdown(wait=True, cancel_futures=True)
-        context.metrics.settle()
 
     return lifespan
 
@@ -130,14 +129,18 @@ def _add_search_routes(app: FastAPI, context: Context) -> dict[str, ASGIApp]:
     searches: dict[str, ASGIApp] = {}
 
     def add(path: str, model: type[B], prepare: Callable[[Context, B], Job]) -> None:
-        async def endpoint(http: HttpRequest) -> Response:
+        async def respond(http: HttpRequest) -> Response:
             try:
                 return await answer(context, http, model, lambda body: prepare(context, body))
             except (ApiError, FlashRecError) as error:
                 return _failure(context, error)
 
+        async def endpoint(http: HttpRequest) -> Response:
+            check_room(context)  # the gate, which asks that, knows the paths to the letter; a router is more lenient
+            return await respond(http)
+
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            response = await endpoint(HttpRequest(scope, receive))
+            response = await respond(HttpRequest(scope, receive))
             await response(scope, receive, send)
 
         app.add_api_route(path, endpoint, methods=["POST"], tags=["search"], name=path)

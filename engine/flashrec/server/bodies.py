@@ -16,7 +16,7 @@ async def read_body(http: HttpRequest, max_bytes: int, timeout_s: float) -> byte
     Raises:
         ApiError: 413 above ``max_bytes``, 408 after ``timeout_s`` seconds, 415 when it is not JSON.
     """
-    headers = dict(http.scope["headers"])
+    headers = dict(reversed(http.scope["headers"]))  # of one that is there twice the first counts
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)

@@ -21,6 +21,7 @@ MAX_PIPELINED = 8
 """Requests that may wait on a connection for the answer to the one before; then it is closed after the last of them."""
 WHOLE: dict[str, dict[object, object]] = {"flashrec.whole": {}}
 """The ASGI extension of a request of which all is here."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class _StopParsingError(Exception):
@@ -38,17 +39,19 @@ def impatient(timeout_s: float) -> type[HttpToolsProtocol]:
 
 
 class _HeadWithBody(asyncio.Transport):
-    """The transport as an answer sees it: its head goes out with what follows it, in one packet and one system call."""
+    """The transport as an answer sees it: its head goes out with what follows it, in one packet and one system call.
 
-    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+    For answers whose body is there when they begin, as all are here: one that came later would hold the head back.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()
         self._transport = transport
-        self._cycle = cycle
         self._head: bytes | bytearray | memoryview | None = None
         self._begun = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._cycle.response_started and not self._begun:
+        if not self._begun and data != _CONTINUE:
             self._begun, self._head = True, data
             return
         head, self._head = self._head, None
@@ -59,7 +62,7 @@ class _HeadWithBody(asyncio.Transport):
 
     def flush(self) -> None:
         """Send a head that nothing follows."""
-        if self._head is not None:
+        if self._head is not None and not self._transport.is_closing():
             self.write(b"")
 
     def close(self) -> None:
@@ -179,7 +182,7 @@ class _Impatient(HttpToolsProtocol):
                 await app(*arguments)
 
         self._active = cycle
-        cycle.transport = self._out = _HeadWithBody(self.transport, cycle)
+        cycle.transport = self._out = _HeadWithBody(self.transport)
         super()._start_asgi_task(cycle, unless_refused)
 
     def _wait(self) -> None:

@@ -118,10 +118,16 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, app: Application, config: ServerConfig) -> None:
         super().__init__(_uvicorn_config(app, config))
-        self._lifecycle = app.context.lifecycle
+        self._lifecycle, self._metrics = app.context.lifecycle, app.context.metrics
         self._lifecycle.on_fault = self.drain
         self.on_started: Callable[[], None] = lambda: None
         """Called when connections are taken."""
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            super().run(sockets)
+        finally:
+            self._metrics.settle()  # what the loop has not come to
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -46,14 +46,13 @@ def held(client: Client, patience_s: float) -> Held:
         if server["in_flight"] == server["queue_depth"] == 0 or time.monotonic() > end:
             break
         time.sleep(0.1)
-    before: Any = json_of(client.get("/server_info"))["engine"]
-    client.post("/flush_cache", b"")
+    client.post("/flush_cache", b"")  # between waves: what the last one held has been given back
     info: Any = json_of(client.get("/server_info"))
     engine, server = info["engine"], info["server"]
     return Held(
         requests=server["in_flight"],
         queued=server["queue_depth"],
-        lost_pages=before["usable_pages"] - before["free_pages"] - before["cached_pages"],
+        lost_pages=engine["usable_pages"] - engine["free_pages"] - engine["cached_pages"],
         pinned_pages=engine["cached_pages"],
         rows=server["rows_in_flight"],
         usable_pages=engine["usable_pages"],
