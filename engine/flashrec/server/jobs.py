@@ -212,7 +212,7 @@ async def _await_results(
     try:
         await ended
         results = list(map(Future.result, filter(Future.done, futures)))  # raises what went wrong with one
-        if left == 0:
+        if len(results) == len(futures):
             return results
         if gone.done():
             context.metrics.cancelled.inc()
