@@ -69,7 +69,7 @@ def connect(hub: Hub, board: Board) -> tuple[Desk, RemoteScheduler, list[EngineF
                 for message in link.receive():
                     front.hear(message)
         except LinkClosed:
-            front.lose()
+            front.lose(EngineFault("the engine's process has gone"))
 
     threading.Thread(target=hear, daemon=True).start()
     return desk, front, lost
@@ -305,8 +305,8 @@ def test_a_request_whose_answer_cannot_be_read_ends_with_the_front(pair: Pair, m
     monkeypatch.setattr(remote, "unpack", None)
     with pytest.raises(TypeError):
         pair.front.hear(answer)
-    pair.front.lose()
-    with pytest.raises(EngineFault):
+    pair.front.lose(EngineFault("not understood"))
+    with pytest.raises(EngineFault, match="not understood"):
         future.result(5)
     assert pair.front.drain(5)
 
@@ -316,6 +316,7 @@ def test_a_front_that_cannot_act_on_a_message_is_lost_at_once() -> None:
     ours, theirs = multiprocessing.Pipe()
     engine, link = Link(ours), Link(theirs)
     heard: list[str] = []
+    faults: list[str] = []
     lost = asyncio.Event()
 
     class Front:
@@ -324,7 +325,8 @@ def test_a_front_that_cannot_act_on_a_message_is_lost_at_once() -> None:
             if message == "cannot":
                 raise FileNotFoundError(message)
 
-        def lose(self) -> None:
+        def lose(self, fault: EngineFault) -> None:
+            faults.append(str(fault))
             lost.set()
 
     async def serve() -> None:
@@ -337,8 +339,27 @@ def test_a_front_that_cannot_act_on_a_message_is_lost_at_once() -> None:
 
     asyncio.run(serve())
     assert heard == ["can", "cannot"]
+    assert faults == ["this front cannot act on what the engine's process says: FileNotFoundError: cannot"]
     with pytest.raises(LinkClosed):
         engine.receive()
+
+
+def test_a_front_whose_engine_has_gone_says_so() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    engine, link = Link(ours), Link(theirs)
+    faults: asyncio.Queue[str] = asyncio.Queue()
+
+    class Front:
+        def lose(self, fault: EngineFault) -> None:
+            faults.put_nowait(str(fault))
+
+    async def serve() -> str:
+        _begin(link, Front(), None, None, [])  # type: ignore[arg-type]
+        assert engine.receive() == (Ready(),)
+        engine.close()
+        return await asyncio.wait_for(faults.get(), 10)
+
+    assert asyncio.run(serve()) == "the engine's process has gone"
 
 
 def test_a_stored_catalog_is_the_same_catalog(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

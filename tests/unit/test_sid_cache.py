@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import zipfile
 from pathlib import Path
 
@@ -137,6 +138,22 @@ def test_whatever_byte_is_damaged_the_catalog_is_right(tmp_path: Path, reader: R
             found += loaded is None
             assert loaded is None or groups(loaded[0]) == GROUPS
     assert found > len(whole)
+
+
+@pytest.mark.parametrize("method", [8, 12, 14, 93, 0xFFFF], ids=["deflate", "bzip2", "lzma", "zstandard", "unknown"])
+def test_an_entry_said_to_be_compressed_is_read_anew(tmp_path: Path, reader: Reader, method: int) -> None:
+    path = write(tmp_path / "a", SPELLINGS["tsv"])
+    reader(path)
+    (entry,) = reader.entries
+    whole = entry.read_bytes()
+    directory = whole.index(b"PK\x01\x02")
+    places = [directory + found.start() for found in re.finditer(b"PK\x01\x02", whole[directory:])]
+    assert len(places) == len(zipfile.ZipFile(entry).namelist())
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place + 10 : place + 12] = method.to_bytes(2, "little")
+        entry.write_bytes(damaged)
+        assert cache._load(entry, path) is None
 
 
 def test_an_unwritable_cache_costs_a_warning_only(

@@ -17,7 +17,7 @@ from typing import Any
 
 from prometheus_client import values
 
-from flashrec.errors import FlashRecError
+from flashrec.errors import EngineFault, FlashRecError
 from flashrec.front.board import Board
 from flashrec.front.link import Link, LinkClosed
 from flashrec.front.polling import BusyPolling
@@ -111,12 +111,18 @@ def _begin(
     def heard() -> None:
         try:
             hear(link.arrived())
+        except LinkClosed:
+            end(EngineFault("the engine's process has gone"))
         except Exception as error:
-            if not isinstance(error, LinkClosed):
-                logger.exception("what the engine's process says cannot be read, or not be acted on")
-            loop.remove_reader(link.fileno())
-            link.close()
-            scheduler.lose()
+            logger.exception("what the engine's process says cannot be read, or not be acted on")
+            end(
+                EngineFault(f"this front cannot act on what the engine's process says: {type(error).__name__}: {error}")
+            )
+
+    def end(fault: EngineFault) -> None:
+        loop.remove_reader(link.fileno())
+        link.close()
+        scheduler.lose(fault)
 
     def hear(messages: Sequence[Any]) -> None:
         for message in messages:

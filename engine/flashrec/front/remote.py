@@ -104,7 +104,7 @@ class RemoteScheduler:
     """See :class:`flashrec.server.backend.Scheduler`.
 
     What is wrong with a request comes back through its future. ``lost`` is called, on the receiving thread, when the
-    engine's process has gone.
+    engine's process has gone, or is not understood.
     """
 
     def __init__(self, link: Link, hello: Hello, tokenizer: Any, board: Board) -> None:
@@ -207,9 +207,8 @@ class RemoteScheduler:
                 self.engine.catalogs.take(message.places)
                 self._news.put(Taken(message.number))  # behind what went with the places before
 
-    def lose(self) -> None:
-        """The engine's process has gone."""
-        fault = EngineFault("the engine's process has gone")
+    def lose(self, fault: EngineFault) -> None:
+        """The engine's process has gone, or is not understood: whoever waits gets ``fault``."""
         self._end(fault)
         self._news.put(None)
         self.lost(fault)

@@ -11,7 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,7 +159,7 @@ def _load(entry: Path, path: Path) -> tuple[Catalog, Trie] | None:
         return None
     try:
         with zipfile.ZipFile(entry) as archive:
-            table = json.loads(archive.read(_TABLE))
+            table = json.loads(_stored(archive, _TABLE).read())
             arrays = {name: _read(archive, name, *told) for name, told in table.items()}
         return _catalog(arrays, path), Trie.from_arrays(arrays)
     except _BROKEN as error:
@@ -171,13 +171,21 @@ def _read(archive: zipfile.ZipFile, name: str, dtype: str, shape: Sequence[int])
     """One array. Raises :class:`zipfile.BadZipFile` where its checksum is not that of its bytes."""
     array: NDArray[np.generic] = np.empty(shape, dtype=dtype)
     left = array.reshape(-1).view(np.uint8).data
-    with archive.open(name) as member:
+    with _stored(archive, name) as member:
         while part := member.read(_PART_BYTES):  # to its end, where the checksum is looked at
             left[: len(part)] = part
             left = left[len(part) :]
     if left:
         raise EOFError(f"{name}: {len(left)} bytes are missing")
     return array
+
+
+def _stored(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
+    """A member to read, in whose place no decompressor is asked, which would have errors of its own."""
+    info = archive.getinfo(name)
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise zipfile.BadZipFile(f"{name} is compressed, as no entry is written")
+    return archive.open(info)
 
 
 def _store(entry: Path, arrays: Arrays) -> None:
