@@ -224,6 +224,16 @@ def test_the_first_answers_of_each_round_count_and_are_shown() -> None:
     assert found.data["waking ms"] == found.data["waking ms in process"] == [waking] * 4
 
 
+def test_rounds_that_differ_are_told_from_a_tail_within_them() -> None:
+    levels = [half(latencies_ms=[ms] * 99 + [ms * 1.05] * 2) for ms in (12.0, 10.0, 10.0, 10.0)]
+    found = tail(Measured(ALONE, 100.0, levels, levels))
+    assert found.outcome is Outcome.FAIL, "together they are one tail"
+    assert "; its rounds 1.050 to 1.050, p50 10 to 12 ms" in found.summary
+    assert found.data["p50 ms of each round"] == [12.0, 10.0, 10.0, 10.0]
+    assert found.data["p99 over p50 of each round"] == [1.05] * 4
+    assert "its rounds" not in tail(alone([10.0] * 250)).summary
+
+
 def test_a_burst_of_slow_answers_shows_when_it_was() -> None:
     times = [8.0] * 1000
     times[420:430] = [12.0] * 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -21,8 +21,10 @@ _PERCENTILES = [step / 2 for step in range(201)]
 def tail(found: Measured) -> Check:
     """p99 over p50 of the answers over HTTP, all rounds together; ``found`` is measured at concurrency 1.
 
-    A round's first answers wake what slept while the other side had its round. They count; what the ratio is without
-    them is shown beside, and what it is of a computation that does not change: see :mod:`.gauge`.
+    A machine that changes between the rounds leaves each of them steadier than all together, so what they have by
+    themselves is shown as well. A round's first answers wake what slept while the other side had its round. They count;
+    what the ratio is without them is shown beside, and what it is of a computation that does not change: see
+    :mod:`.gauge`.
     """
     name = f"p99 over p50 at concurrency 1: {found.point.row}"
     times = _times(found.http)
@@ -35,12 +37,17 @@ def tail(found: Measured) -> Check:
     figures += f"p99 {percentile(times, 99):.3g} ms of {len(times)} answers"
     figures += f"; in process {_ratio(inside):.3f}, p50 {percentile(inside, 50):.3g} ms; without the first {WAKING} of "
     figures += f"each round {_awake(found.http)}, in process {_awake(found.inside)}"
+    rounds = [half.latencies_ms for half in found.http if half.latencies_ms]
+    if len(rounds) > 1:
+        figures += f"; its rounds {_range(map(_ratio, rounds), '.3f')}, p50 {_range(map(_median, rounds), '.3g')} ms"
     if gauge:
         figures += f"; a computation beside it {_ratio(gauge):.3f}, p50 {percentile(gauge, 50):.3g} ms"
     plots = [_latencies(times, inside), _through(times)]
     check = with_figures(Check(SUITE, name, outcome, figures, reason=reason, plots=plots), found)
     check.data["waking ms"] = [half.latencies_ms[:WAKING] for half in found.http]
     check.data["waking ms in process"] = [half.latencies_ms[:WAKING] for half in found.inside]
+    check.data["p50 ms of each round"] = [round(_median(times), 4) for times in rounds]
+    check.data["p99 over p50 of each round"] = [round(_ratio(times), 4) for times in rounds]
     check.data["gauge ms"] = [round(ms, 4) for ms in gauge]
     return check
 
@@ -65,6 +72,15 @@ def _times(side: Sequence[Half]) -> list[float]:
 
 def _ratio(times: Sequence[float]) -> float:
     return percentile(times, 99) / percentile(times, 50)
+
+
+def _median(times: Sequence[float]) -> float:
+    return percentile(times, 50)
+
+
+def _range(values: Iterable[float], digits: str) -> str:
+    every = sorted(values)
+    return f"{every[0]:{digits}} to {every[-1]:{digits}}"
 
 
 def _awake(side: Sequence[Half]) -> str:
