@@ -7,7 +7,7 @@ import torch
 
 from flashrec.kernels._triton import MODE, TritonMode
 from flashrec.kernels.registry import REGISTRY, Kernel, KernelSpec
-from flashrec_harness import kernel_compile
+from flashrec_harness import hopper, kernel_compile
 from flashrec_harness.drawing import drawing, seed_of
 from flashrec_harness.kernel_cases import CASES, EXAMPLES, Lane
 from flashrec_harness.kernels_suite import check_of, judge
@@ -53,3 +53,18 @@ def test_every_kernel_compiles_for_hopper_without_a_gpu() -> None:
     check = kernel_compile.check()
     assert check.outcome is Outcome.PASS, check.reason
     assert {row["kernel"] for row in check.rows} >= {"_gemm_kernel", "_prefill_kernel", "merge_kernel"}
+
+
+_AS_LAUNCHED = """
+import json
+from flashrec_harness import hopper
+hopper.instead_of_launching(lambda launch: launch)
+from flashrec.kernels._triton import overlap
+print(json.dumps([overlap()]))
+"""
+
+
+@pytest.mark.skipif(MODE is not TritonMode.INTERPRETER, reason="kernels are compiled in this process")
+def test_kernels_are_compiled_as_a_hopper_launches_them() -> None:
+    """Beginning while the kernel before ends: other code than without."""
+    assert hopper.rows_of("-c", _AS_LAUNCHED) == [{"OVERLAP": True, "launch_pdl": True}]

@@ -82,22 +82,33 @@ def _accept_scalar_bounds() -> None:
     interpreter._patch_lang_tensor = patch_tensor_and_index
 
 
+_PIECE_BYTES = 128
+
+
 def _multiply_widely() -> None:
-    """Lets a row of a product have the same bits wherever it stands in its tile, on every CPU.
+    """Lets a row of a product have the same bits wherever it stands in its tile, and however wide its tile is.
 
     The interpreter leaves products to NumPy's BLAS, whose kernels add up the rows at a tile's edge in another order
     (OpenBLAS 0.3.31 on a Zen 3, 2026-12-01; on a Xeon they do not). In float64 that is lost in the rounding to float32.
+    The matrix unit adds to the total every 32 bytes of K, so that a tile's width does not show: here every 128 bytes.
     """
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     create_dot = interpreter.InterpreterBuilder.create_dot
 
-    def wide(handle: Any) -> Any:
-        data = handle.data
-        return interpreter.TensorHandle(data.astype("float64"), tl.float64) if data.dtype.kind == "f" else handle
+    def wide(handle: Any, piece: Any = ...) -> Any:
+        data = handle.data[piece]
+        if data.dtype.kind != "f":
+            return interpreter.TensorHandle(data, handle.dtype)
+        return interpreter.TensorHandle(data.astype("float64"), tl.float64)
 
     def create_wide_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
-        product = create_dot(self, wide(a), wide(b), wide(d), *options)
-        return interpreter.TensorHandle(product.data.astype(d.data.dtype), d.dtype.scalar)
+        total, size = d, a.data.shape[-1]
+        step = min(size, _PIECE_BYTES * 8 // a.dtype.primitive_bitwidth)
+        for begin in range(0, size, step):
+            k = slice(begin, begin + step)
+            product = create_dot(self, wide(a, (..., k)), wide(b, (..., k, slice(None))), wide(total), *options)
+            total = interpreter.TensorHandle(product.data.astype(d.data.dtype), d.dtype.scalar)
+        return total
 
     interpreter.InterpreterBuilder.create_dot = create_wide_dot
 
@@ -149,7 +160,10 @@ def jit(function: Callable[..., Any], *, name: Callable[[Any], str] | None = Non
 def overlap() -> dict[str, bool]:
     """Launch arguments of a kernel that begins with :func:`after_previous`: on a Hopper or newer it may be launched
     while the kernel before it ends (programmatic dependent launch), which hides most of the gap between the two."""
-    able = MODE is TritonMode.DEVICE and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+    if MODE is not TritonMode.DEVICE:
+        return {"OVERLAP": False}
+    target = triton.runtime.driver.active.get_current_target()
+    able = target.backend == "cuda" and target.arch >= 90
     return {"OVERLAP": True, "launch_pdl": True} if able else {"OVERLAP": False}
 
 

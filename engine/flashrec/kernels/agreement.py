@@ -11,7 +11,7 @@ from flashrec.kernels.tiles import TALL_TILE_M, TILE_M, AttentionShape, RowTiles
 
 Product = Callable[..., torch.Tensor]
 
-ROWS = (1, 8, 50, 128, 384, 385, 512, 1001, 2048, 4096)
+ROWS = (1, 8, 50, 128, 256, 384, 385, 512, 1001, 2048, 4096)
 
 
 def first_difference(

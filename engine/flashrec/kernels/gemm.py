@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from flashrec.kernels._triton import after_previous, ceil_div, descriptor, jit, overlap, tl
-from flashrec.kernels.gemm_plan import GemmPlan, plan_gemm
+from flashrec.kernels.gemm_plan import GemmPlan, block_k_of, plan_gemm
 
 FLOAT32_CHUNK = 32
 """Columns of K that a float32 product sums from zero before it adds them to the total: in one chain rounding errors
@@ -22,7 +22,8 @@ add up to several times those of a library. Two tiles, since the compiler would 
 
 
 POINTER_WARPS = 8
-"""Without the copy engine a tile is as many addresses in registers as it has elements: on 4 warps they spill."""
+"""Without the copy engine a tile is as many addresses in registers as it has elements: on 4 warps they spill, and of
+more columns than :func:`block_k_of` on 8."""
 
 
 @jit
@@ -186,11 +187,12 @@ def run_gemm(
     outs = w.shape[0]
     out = torch.empty(rows, outs, dtype=out_dtype, device=x.device)
     described = _aligned(x) and _aligned(w)
+    block_k = plan.block_k if described else min(plan.block_k, block_k_of(w.element_size()))
     if rows:
         _gemm_kernel[(ceil_div(outs, plan.block_out) * ceil_div(rows, plan.block_rows),)](
-            descriptor(x, [plan.block_rows, plan.block_k]) if described else x,
+            descriptor(x, [plan.block_rows, block_k]) if described else x,
             out if x_scale is None else x_scale,
-            descriptor(w, [plan.block_out, plan.block_k]) if described else w,
+            descriptor(w, [plan.block_out, block_k]) if described else w,
             out if w_scale is None else w_scale,
             out,
             rows,
@@ -204,7 +206,7 @@ def run_gemm(
             DESCRIPTOR=described,
             BLOCK_OUT=plan.block_out,
             BLOCK_ROWS=plan.block_rows,
-            BLOCK_K=plan.block_k,
+            BLOCK_K=block_k,
             num_warps=plan.warps if described else POINTER_WARPS,
             num_stages=plan.stages,
             **overlap(),
