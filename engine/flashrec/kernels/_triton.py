@@ -90,13 +90,16 @@ def _multiply_widely() -> None:
 
     The interpreter leaves products to NumPy's BLAS, whose kernels add up the rows at a tile's edge in another order
     (OpenBLAS 0.3.31 on a Zen 3, 2026-12-01; on a Xeon they do not). In float64 that is lost in the rounding to float32.
-    The matrix unit adds to the total every 32 bytes of K, so that a tile's width does not show: here every 128 bytes.
+    The matrix unit adds to the total every 32 bytes of K, so that a tile's width does not show: here every 128 bytes,
+    the least that a 16-bit or 8-bit tile has. And bfloat16 is multiplied as such, not as the integers that hold it.
     """
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     create_dot = interpreter.InterpreterBuilder.create_dot
 
     def wide(handle: Any, piece: Any = ...) -> Any:
         data = handle.data[piece]
+        if handle.dtype == tl.bfloat16:
+            data = (data.astype("uint32") << 16).view("float32")
         if data.dtype.kind != "f":
             return interpreter.TensorHandle(data, handle.dtype)
         return interpreter.TensorHandle(data.astype("float64"), tl.float64)
@@ -157,14 +160,18 @@ def jit(function: Callable[..., Any], *, name: Callable[[Any], str] | None = Non
 
 
 @functools.cache
+def since_hopper() -> bool:
+    """Whether kernels are compiled for a Hopper or newer, which has a copy engine for tiles."""
+    if MODE is not TritonMode.DEVICE:
+        return False
+    target = triton.runtime.driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= 90)
+
+
 def overlap() -> dict[str, bool]:
     """Launch arguments of a kernel that begins with :func:`after_previous`: on a Hopper or newer it may be launched
     while the kernel before it ends (programmatic dependent launch), which hides most of the gap between the two."""
-    if MODE is not TritonMode.DEVICE:
-        return {"OVERLAP": False}
-    target = triton.runtime.driver.active.get_current_target()
-    able = target.backend == "cuda" and target.arch >= 90
-    return {"OVERLAP": True, "launch_pdl": True} if able else {"OVERLAP": False}
+    return {"OVERLAP": True, "launch_pdl": True} if since_hopper() else {"OVERLAP": False}
 
 
 @jit

@@ -11,7 +11,8 @@ from flashrec.kernels.tiles import TALL_TILE_M, TILE_M, AttentionShape, RowTiles
 
 Product = Callable[..., torch.Tensor]
 
-ROWS = (1, 8, 50, 128, 256, 384, 385, 512, 1001, 2048, 4096)
+ROWS = (1, 8, 32, 50, 128, 192, 256, 320, 384, 385, 512, 1001, 2048, 4096)
+"""Among them every kind of tile that a product is given, whatever its outputs."""
 
 
 def first_difference(

@@ -13,7 +13,17 @@ from typing import Any
 
 import torch
 
-from flashrec.kernels._triton import after_previous, ceil_div, descriptor, jit, overlap, tl
+from flashrec.kernels._triton import (
+    MODE,
+    TritonMode,
+    after_previous,
+    ceil_div,
+    descriptor,
+    jit,
+    overlap,
+    since_hopper,
+    tl,
+)
 from flashrec.kernels.gemm_plan import GemmPlan, block_k_of, plan_gemm
 
 FLOAT32_CHUNK = 32
@@ -186,7 +196,7 @@ def run_gemm(
     rows, size = x.shape
     outs = w.shape[0]
     out = torch.empty(rows, outs, dtype=out_dtype, device=x.device)
-    described = _aligned(x) and _aligned(w)
+    described = _aligned(x) and _aligned(w) and (MODE is TritonMode.INTERPRETER or since_hopper())
     block_k = plan.block_k if described else min(plan.block_k, block_k_of(w.element_size()))
     if rows:
         _gemm_kernel[(ceil_div(outs, plan.block_out) * ceil_div(rows, plan.block_rows),)](

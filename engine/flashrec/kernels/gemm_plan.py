@@ -23,7 +23,7 @@ class GemmPlan:
 
 FEW_ROWS = 384
 ONE_EACH = 132
-"""Multiprocessors of an H100 or H200."""
+"""Multiprocessors of an H200, or an H100 with SXM."""
 AT_ONCE = 264
 """FP8 tiles of 64 x 64 that these hold at once with six stages each."""
 WITH_FOUR_STAGES = 396
@@ -38,9 +38,9 @@ def small_tiles(rows: int, outs: int) -> int:
 def is_small(rows: int, outs: int) -> bool:
     """Whether small tiles stream the weights faster than cuBLASLt's large ones: a question of shape alone.
 
-    H200, 2026-11-30, FP8, us, ours / ``torch._scaled_mm``: [4,096, 2,048] at M = 50: 7.1 / 9.2, 256: 7.6 / 9.5,
-    512: 10.3 / 10.2; [2,048, 2,048] at 512: 7.2 / 9.2; [12,288, 2,048] at 64: 10.9 / 13.1, 320: 20 / 31,
-    512: 27 / 23; [2,048, 6,144] at 16: 11.4 / 18.3, 512: 14.9 / 19.2.
+    H200, 2026-11-30, with the tiles of then, FP8, us, ours / ``torch._scaled_mm``: [4,096, 2,048] at M = 50: 7.1 / 9.2,
+    256: 7.6 / 9.5, 512: 10.3 / 10.2; [2,048, 2,048] at 512: 7.2 / 9.2; [12,288, 2,048] at 64: 10.9 / 13.1, 320:
+    20 / 31, 512: 27 / 23; [2,048, 6,144] at 16: 11.4 / 18.3, 512: 14.9 / 19.2.
     """
     return rows <= FEW_ROWS or small_tiles(rows, outs) <= AT_ONCE
 
@@ -56,8 +56,8 @@ def plan_gemm(rows: int, outs: int, itemsize: int) -> GemmPlan:
     As few rows a tile as leave each multiprocessor one tile at most, which then takes twice the columns of K at a
     time; where there are more tiles, 64 rows. H200, 2026-12-02, FP8, us, so / the smallest of which two fit a
     multiprocessor (the rule until then), [4,096, 2,048] at M = 50: 5.2 / 7.0; [2,048, 2,048] at 50: 4.4 / 4.9, 256:
-    5.0 / 6.6; [2,048, 6,144] at 50: 9.4 / 10.4, 256: 10.8 / 14.9. What takes the time is not the weights' way from
-    memory: from the L2 cache those of the old rule took 0.2 to 1.0 us less at M = 50.
+    5.0 / 6.6; [2,048, 6,144] at 50: 9.4 / 10.4, 256: 10.8 / 14.9. The weights' way from memory is the lesser part:
+    from the L2 cache the same three took 0.2, 0.4 and 1.0 us less at M = 50 under the old rule.
     """
     block_k = block_k_of(itemsize)
     wide_tiles = small_tiles(rows, outs)
