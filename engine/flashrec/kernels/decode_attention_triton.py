@@ -19,15 +19,28 @@ from flashrec.kernels.quantize import ABSMAX_FLOOR, empty_codes
 from flashrec.kernels.tiles import RowTiles
 
 SPLIT_TOKENS = 1024
-"""Tokens of one context split; half as many where a context is longer than one and at most four times as long. A row's
-reduction order so depends on its context alone.
+"""Tokens of one context split; a quarter of it where a context is no longer than one, half of it where it is at most
+four times as long. A row's reduction order so depends on its context alone.
 
-H200, 2026-11-30, us of a layer with 256 / 512 / 1,024: 1 x 50 rows over 2,465 tokens 15.1 / 16.2 / 18.8, 8 x 50 over
-2,465 62 / 48 / 42, 1 x 512 over 2,465 62 / 43 / 38, 8 x 256 over 5,000 232 / 208 / 193."""
+H200, 2026-12-02, ms of a wave. Contexts of up to 1,024 tokens in splits of 128 / 256 / 1,024: 1 x 303, n = 50 5.26 /
+5.39 / 5.42, 8 x 303, n = 50 13.9 / 13.6 / 13.7; of 256 / 1,024: 1 x 1,000, n = 256 8.32 / 8.54. Contexts of up to 2,560
+in splits of 256 / 512: 1 x 2,465, n = 50 12.7 / 12.6, n = 512 17.6 / 16.9."""
+_SPLITS = (
+    (0, SPLIT_TOKENS, SPLIT_TOKENS // 4),
+    (SPLIT_TOKENS, 4 * SPLIT_TOKENS, SPLIT_TOKENS // 2),
+    (4 * SPLIT_TOKENS, 1 << 62, SPLIT_TOKENS),
+)
+"""(length that a context exceeds, length that it does not, tokens of a split): :func:`split_of` on the host."""
 FULL_CHIP = 132
 """Tiles x K/V heads from which the context kernel fills the chip without parallel splits.
 
 H200, 2026-11-29, us with / without: 1 x 50 rows over 2,465 tokens 16 / 43; 8 x 50: 51 / 53; 32 x 50: 171 / 132."""
+AT_ONCE = 2 * 132
+"""Programs of the context kernel that an H200 holds at once. They take the pairs of tile and split in turns: a program
+for each pair that a bucket has room for would be thousands that find nothing to do.
+
+H200, 2026-12-02, ms of a wave, a program for each / in turns: 1 x 1,000 tokens, n = 256 9.31 / 8.56, 1 x 2,465, n = 512
+17.9 / 16.9, 8 x 303, n = 50 15.1 / 13.7; 1 x 303 and 1 x 2,465, n = 50 within 0.4 %. 528 programs were no faster."""
 CONTEXT_WARPS = 4
 CONTEXT_STAGES = 3
 PREFETCH = 4
@@ -36,8 +49,8 @@ PREFETCH = 4
 
 def most_splits(tokens: int) -> int:
     """Splits of the context that has the most of them, among those of up to ``tokens`` tokens."""
-    halved = min(tokens, 4 * SPLIT_TOKENS) if tokens > SPLIT_TOKENS else 0
-    return max(ceil_div(tokens, SPLIT_TOKENS), ceil_div(halved, SPLIT_TOKENS // 2))
+    fits = [(limit, size) for least, limit, size in _SPLITS if tokens > least]
+    return max(ceil_div(min(tokens, limit), size) for limit, size in fits)
 
 
 def _launch(
@@ -77,7 +90,8 @@ def _launch(
     block_d = max(16, next_power_of_2(head_dim))
     group_block = next_power_of_2(q_heads // kv_heads)
     k_tiles, v_tiles, descriptor = cache_arguments(k_cache, v_cache, page_size, KV_TILE)
-    context_kernel[(kv_heads, num_tiles, splits)](
+    together = min(ceil_div(AT_ONCE, kv_heads), num_tiles * splits) if across else num_tiles
+    context_kernel[(kv_heads, together)](
         q,
         k_tiles,
         v_tiles,
@@ -91,6 +105,8 @@ def _launch(
         page_table.stride(0),
         k_cache.stride(0),
         rows,
+        ctx_len.shape[0],
+        num_tiles,
         Q_HEADS=q_heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -101,6 +117,8 @@ def _launch(
         KV_TILE=KV_TILE,
         SPLIT=SPLIT_TOKENS,
         ACROSS=across,
+        REQUEST_BLOCK=max(64, next_power_of_2(ctx_len.shape[0])),
+        TILE_BLOCK=max(128, next_power_of_2(num_tiles)),
         DESCRIPTOR=descriptor,
         num_warps=CONTEXT_WARPS,
         num_stages=CONTEXT_STAGES,

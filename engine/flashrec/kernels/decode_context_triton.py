@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from flashrec.kernels._softmax import attend_range, merge_states
 from flashrec.kernels._triton import after_previous, jit, tl
 
@@ -9,7 +11,7 @@ from flashrec.kernels._triton import after_previous, jit, tl
 @jit
 def split_of(length: tl.tensor, SPLIT: tl.constexpr) -> tl.tensor:
     """Device: tokens of a split of a context of ``length``: see ``SPLIT_TOKENS``."""
-    return tl.where((length > SPLIT) & (length <= 4 * SPLIT), SPLIT // 2, SPLIT)
+    return tl.where(length <= SPLIT, SPLIT // 4, tl.where(length <= 4 * SPLIT, SPLIT // 2, SPLIT))
 
 
 @jit
@@ -61,7 +63,9 @@ def _split_state(
 
 
 @jit
-def context_kernel(
+def _attend(
+    tile: tl.tensor,
+    split: tl.tensor,
     q: tl.tensor,
     k_cache: tl.tensor,
     v_cache: tl.tensor,
@@ -88,16 +92,9 @@ def context_kernel(
     SPLIT: tl.constexpr,
     ACROSS: tl.constexpr,
     DESCRIPTOR: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ) -> None:
-    """K/V head x row tile x split (``ACROSS``) a program, else all splits of a tile.
-
-    ``partial`` float32 [splits, rows, hq, HEAD_DIM], ``peaks`` and ``totals`` float32 [splits, rows, hq].
-    """
-    after_previous(OVERLAP)
+    """Device: one tile's state of one split (``ACROSS``), else of all, for a K/V head; nothing where there is none."""
     kv_head = tl.program_id(0)
-    tile = tl.program_id(1)
-    split = tl.program_id(2)
     group: tl.constexpr = Q_HEADS // KV_HEADS
     live = tl.load(tile_rows + tile)
     request = tl.load(tile_request + tile)
@@ -155,3 +152,113 @@ def context_kernel(
         tl.store(partial + target[:, None] * HEAD_DIM + lane[None, :], weighted, mask=mask)
         tl.store(peaks + target, peak, mask=inside)
         tl.store(totals + target, total, mask=inside)
+
+
+@functools.partial(jit, varying=("num_requests", "num_tiles"))
+def context_kernel(
+    q: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    page_table: tl.tensor,
+    ctx_len: tl.tensor,
+    tile_request: tl.tensor,
+    tile_row0: tl.tensor,
+    tile_rows: tl.tensor,
+    partial: tl.tensor,
+    peaks: tl.tensor,
+    totals: tl.tensor,
+    log2_scale: tl.tensor,
+    page_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    num_rows: tl.tensor,
+    num_requests: tl.tensor,
+    num_tiles: tl.tensor,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    KV_TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ACROSS: tl.constexpr,
+    REQUEST_BLOCK: tl.constexpr,
+    TILE_BLOCK: tl.constexpr,
+    DESCRIPTOR: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """A K/V head a program: a row tile with all its splits, or (``ACROSS``) every so many-th pair of tile and split.
+
+    ``partial`` float32 [splits, rows, hq, HEAD_DIM], ``peaks`` and ``totals`` float32 [splits, rows, hq].
+    """
+    after_previous(OVERLAP)
+    if ACROSS:
+        request = tl.arange(0, REQUEST_BLOCK)
+        lengths = tl.load(ctx_len + request, mask=request < num_requests, other=0)
+        tile = tl.arange(0, TILE_BLOCK)
+        live = tl.load(tile_rows + tile, mask=tile < num_tiles, other=0) > 0
+        tiles = tl.max(tl.where(live, tile + 1, 0), axis=0)
+        splits = tl.max(tl.cdiv(lengths, split_of(lengths, SPLIT)), axis=0)
+        for item in range(tl.program_id(1), tiles * splits, tl.num_programs(1)):
+            _attend(
+                item % tiles,
+                item // tiles,
+                q,
+                k_cache,
+                v_cache,
+                page_table,
+                ctx_len,
+                tile_request,
+                tile_row0,
+                tile_rows,
+                partial,
+                peaks,
+                totals,
+                log2_scale,
+                page_stride,
+                slot_stride,
+                num_rows,
+                Q_HEADS,
+                KV_HEADS,
+                HEAD_DIM,
+                BLOCK_D,
+                GROUP_BLOCK,
+                TILE_ROWS,
+                PAGE_SIZE,
+                KV_TILE,
+                SPLIT,
+                ACROSS,
+                DESCRIPTOR,
+            )
+    else:
+        _attend(
+            tl.program_id(1),
+            tl.program_id(2),
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            ctx_len,
+            tile_request,
+            tile_row0,
+            tile_rows,
+            partial,
+            peaks,
+            totals,
+            log2_scale,
+            page_stride,
+            slot_stride,
+            num_rows,
+            Q_HEADS,
+            KV_HEADS,
+            HEAD_DIM,
+            BLOCK_D,
+            GROUP_BLOCK,
+            TILE_ROWS,
+            PAGE_SIZE,
+            KV_TILE,
+            SPLIT,
+            ACROSS,
+            DESCRIPTOR,
+        )

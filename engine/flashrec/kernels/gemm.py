@@ -24,7 +24,7 @@ from flashrec.kernels._triton import (
     since_hopper,
     tl,
 )
-from flashrec.kernels.gemm_plan import GemmPlan, block_k_of, plan_gemm
+from flashrec.kernels.gemm_plan import GemmPlan, block_k_of, plan_gemm, with_room
 
 FLOAT32_CHUNK = 32
 """Columns of K that a float32 product sums from zero before it adds them to the total: in one chain rounding errors
@@ -200,7 +200,7 @@ def run_gemm(
     block_k = plan.block_k if described else min(plan.block_k, block_k_of(w.element_size()))
     if rows:
         _gemm_kernel[(ceil_div(outs, plan.block_out) * ceil_div(rows, plan.block_rows),)](
-            descriptor(x, [plan.block_rows, block_k]) if described else x,
+            descriptor(with_room(x, plan.block_rows), [plan.block_rows, block_k]) if described else x,
             out if x_scale is None else x_scale,
             descriptor(w, [plan.block_out, block_k]) if described else w,
             out if w_scale is None else w_scale,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from flashrec.kernels._triton import ceil_div, next_power_of_2
 
 
@@ -22,27 +24,29 @@ class GemmPlan:
 
 
 FEW_ROWS = 384
-ONE_EACH = 132
-"""Multiprocessors of an H200, or an H100 with SXM."""
-AT_ONCE = 264
-"""FP8 tiles of 64 x 64 that these hold at once with six stages each."""
-WITH_FOUR_STAGES = 396
-"""The same with four."""
+MULTIPROCESSORS = 132
+"""Of an H200, or an H100 with SXM."""
+SHARED_BYTES = 232_448
+"""Shared memory that the programs of a multiprocessor divide among themselves."""
+TWO_EACH = 2 * MULTIPROCESSORS
+THREE_EACH = 3 * MULTIPROCESSORS
+TALLEST = 128
+"""Rows of the tallest tile."""
 
 
-def small_tiles(rows: int, outs: int) -> int:
-    """How many tiles of 64 x 64 the output has."""
-    return ceil_div(outs, 64) * ceil_div(rows, 64)
+def tiles_of(rows: int, outs: int, block_rows: int, block_out: int = 64) -> int:
+    """How many tiles the output has."""
+    return ceil_div(outs, block_out) * ceil_div(rows, block_rows)
 
 
 def is_small(rows: int, outs: int) -> bool:
     """Whether small tiles stream the weights faster than cuBLASLt's large ones: a question of shape alone.
 
-    H200, 2026-11-30, with the tiles of then, FP8, us, ours / ``torch._scaled_mm``: [4,096, 2,048] at M = 50: 7.1 / 9.2,
-    256: 7.6 / 9.5, 512: 10.3 / 10.2; [2,048, 2,048] at 512: 7.2 / 9.2; [12,288, 2,048] at 64: 10.9 / 13.1, 320:
-    20 / 31, 512: 27 / 23; [2,048, 6,144] at 16: 11.4 / 18.3, 512: 14.9 / 19.2.
+    H200, 2026-12-02, FP8, us, ours / ``torch._scaled_mm``: [4,096, 2,048] at M = 64: 5.0 / 8.8, 256: 6.3 / 9.0, 384:
+    9.3 / 9.1; [2,048, 2,048] at 512: 6.0 / 8.8; [12,288, 2,048] at 64: 9.7 / 12.2, 128: 11.0 / 10.9, 256: 13.8 / 15.3,
+    320: 20.6 / 29.6, 512: 27.7 / 22.6; [2,048, 6,144] at 16: 7.4 / 17.9, 512: 12.3 / 18.4, 640: 21.1 / 18.8.
     """
-    return rows <= FEW_ROWS or small_tiles(rows, outs) <= AT_ONCE
+    return rows <= FEW_ROWS or tiles_of(rows, outs, 64) <= TWO_EACH
 
 
 def block_k_of(itemsize: int) -> int:
@@ -53,22 +57,29 @@ def block_k_of(itemsize: int) -> int:
 def plan_gemm(rows: int, outs: int, itemsize: int) -> GemmPlan:
     """Tiles for a product of ``x[rows, K]`` and ``w[outs, K]`` of ``itemsize`` bytes an element.
 
-    As few rows a tile as leave each multiprocessor one tile at most, which then takes twice the columns of K at a
-    time; where there are more tiles, 64 rows. H200, 2026-12-02, FP8, us, so / the smallest of which two fit a
-    multiprocessor (the rule until then), [4,096, 2,048] at M = 50: 5.2 / 7.0; [2,048, 2,048] at 50: 4.4 / 4.9, 256:
-    5.0 / 6.6; [2,048, 6,144] at 50: 9.4 / 10.4, 256: 10.8 / 14.9. The weights' way from memory is the lesser part:
-    from the L2 cache the same three took 0.2, 0.4 and 1.0 us less at M = 50 under the old rule.
+    As few rows a tile as leave each multiprocessor one tile at most, which then takes twice the columns of K at a time
+    and all of the shared memory for what it fetches ahead: with few tiles a product is bound by how much of the weights
+    is under way. Otherwise three tiles share a multiprocessor. H200, 2026-12-02, FP8, us, so / the smallest tiles of
+    which two fit a multiprocessor (the rule before): [4,096, 2,048] at M = 64: 5.0 / 6.2, 256: 6.3 / 7.2; [2,048,
+    2,048] at 64: 4.1 / 4.8, 256: 4.8 / 6.5, 512: 6.0 / 6.7; [2,048, 6,144] at 64: 7.7 / 10.3, 256: 9.3 / 14.4, 512:
+    12.3 / 14.9; [12,288, 2,048] at 64: 9.7 / 10.4, 256: 13.8 / 15.7.
     """
     block_k = block_k_of(itemsize)
-    tiles = small_tiles(rows, outs)
     if itemsize == 4:  # spills in a large tile
         return GemmPlan(block_k, 64, min(64, _fewest(rows)), 4, 4)
-    if tiles > WITH_FOUR_STAGES:
-        return _large_tile(rows, outs, block_k)
-    for block_rows in (16, 32, 64):
-        if ceil_div(outs, 64) * ceil_div(rows, block_rows) <= ONE_EACH:
-            return GemmPlan(2 * block_k, 64, block_rows, 4, 4)
-    return GemmPlan(block_k, 64, min(64, _fewest(rows)), 4, 6 if tiles <= AT_ONCE else 4)
+    for block_rows in (16, 32, 64, TALLEST):
+        if tiles_of(rows, outs, block_rows) <= MULTIPROCESSORS:
+            return GemmPlan(2 * block_k, 64, block_rows, 4, _stages(SHARED_BYTES, block_rows, 256))
+    for block_rows in (min(64, _fewest(rows)), TALLEST):
+        if tiles_of(rows, outs, block_rows) <= THREE_EACH:
+            return GemmPlan(block_k, 64, block_rows, 4, _stages(SHARED_BYTES // 3, block_rows, 128))
+    return _large_tile(rows, outs, block_k)
+
+
+def _stages(shared: int, block_rows: int, width: int) -> int:
+    """Tiles of 64 outputs and ``block_rows`` rows, ``width`` bytes wide, that ``shared`` bytes hold, but at most six:
+    eight and more are slower for most shapes."""
+    return min(6, shared // ((64 + block_rows) * width))
 
 
 def _fewest(rows: int) -> int:
@@ -78,7 +89,26 @@ def _fewest(rows: int) -> int:
 
 def _large_tile(rows: int, outs: int, block_k: int) -> GemmPlan:
     """128 x 64, on 4 warps with two tiles a multiprocessor or on 8 with three: whichever needs fewer rounds."""
-    tiles = ceil_div(outs, 128) * ceil_div(rows, 64)
-    if ceil_div(tiles, AT_ONCE) <= ceil_div(tiles, WITH_FOUR_STAGES):
+    tiles = tiles_of(rows, outs, 64, 128)
+    if ceil_div(tiles, TWO_EACH) <= ceil_div(tiles, THREE_EACH):
         return GemmPlan(block_k, 128, 64, 4, 4)
     return GemmPlan(block_k, 128, 64, 8, 3)
+
+
+def empty_rows(rows: int, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Unwritten [rows, size] for the rows of a product, with room behind them for the rest of its last tile.
+
+    A tile that ends beyond its tensor is fetched slowly. H200, Triton 3.6, 2026-12-02, us for a [12,288, 2,048] weight
+    with / without such room: M = 65: 11.1 / 18.3, 100: 11.0 / 15.0, 128: 11.0 / 11.0.
+    """
+    return torch.empty(ceil_div(rows, TALLEST) * TALLEST, size, dtype=dtype, device=device)[:rows]
+
+
+def with_room(x: torch.Tensor, block_rows: int) -> torch.Tensor:
+    """``x[rows, K]`` and what lies behind it as far as its last tile, if all of that is in its storage."""
+    rows, size = x.shape
+    whole = ceil_div(rows, block_rows) * block_rows
+    end = x.storage_offset() + (whole - 1) * x.stride(0) + size
+    if end * x.element_size() > x.untyped_storage().nbytes():
+        return x
+    return x.as_strided((whole, size), x.stride())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashrec.kernels._triton import after_previous, jit, next_power_of_2, overlap, tl
+from flashrec.kernels.gemm_plan import empty_rows
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -101,7 +102,7 @@ def row_warps(block: int) -> int:
 
 def empty_codes(x: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Unwritten (codes [T, size], scale [T, 1]) for the rows of ``x``."""
-    codes = torch.empty(x.shape[0], size, dtype=FP8, device=x.device)
+    codes = empty_rows(x.shape[0], size, FP8, x.device)
     return codes, torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
 
 

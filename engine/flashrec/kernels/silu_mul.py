@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from flashrec.kernels._triton import after_previous, jit, next_power_of_2, overlap, tl
+from flashrec.kernels.gemm_plan import empty_rows
 from flashrec.kernels.quantize import ABSMAX_FLOOR, codes_fp8, empty_codes, quant_per_token, row_scale_fp8, row_warps
 
 MOST_WARPS = 8
@@ -96,7 +97,7 @@ def _launch(gate_up: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | None
 def silu_mul_triton(gate_up: torch.Tensor) -> torch.Tensor:
     """:func:`silu_mul` for ``gate_up`` with a contiguous last axis."""
     rows, width = gate_up.shape
-    out = torch.empty(rows, width // 2, dtype=gate_up.dtype, device=gate_up.device)
+    out = empty_rows(rows, width // 2, gate_up.dtype, gate_up.device)
     _launch(gate_up, out, None)
     return out
 

@@ -18,10 +18,10 @@ from flashrec_harness.kernel_cases.pointwise import code_outputs
 
 _CPU_HEADS = ((2, 1, 16), (4, 2, 16), (6, 2, 24), (3, 3, 8))
 _GPU_HEADS = ((16, 8, 128), (6, 1, 64))
-_CPU_LENGTHS = (1, 5, 63, 64, 65, 130)
+_CPU_LENGTHS = (1, 5, 63, 64, 65, 130, SPLIT_TOKENS // 4 + 1)
 _SPLIT_EDGES = tuple(
     edge + more
-    for edge in (SPLIT_TOKENS // 2, SPLIT_TOKENS, SPLIT_TOKENS * 3 // 2, 4 * SPLIT_TOKENS)
+    for edge in (SPLIT_TOKENS // 4, SPLIT_TOKENS // 2, SPLIT_TOKENS, SPLIT_TOKENS * 3 // 2, 4 * SPLIT_TOKENS)
     for more in (0, 1)
 )
 _GPU_LENGTHS = (1, 63, 64, 65, 303, SPLIT_TOKENS - 1, *_SPLIT_EDGES, SPLIT_TOKENS + 300)
