@@ -19,6 +19,7 @@ from flashrec.kernels.gemm_plan import (
     with_room,
 )
 from flashrec.kernels.quantize import quant_per_token, quantize_weight
+from flashrec.runtime.prefill import warm_up_counts
 from flashrec_harness.kernels_suite import lanes
 
 OUTS = (5, 100, 1024, 2048, 2560, 4096, 5120, 6144, 8192, 9728, 12288, 19456, 24576)
@@ -107,11 +108,11 @@ def test_the_matrix_unit_has_the_outputs_that_it_needs(outs: int, itemsize: int)
     assert all(plan_gemm(rows, outs, itemsize).block_out >= 64 for rows in (1, 16, 17, 64, 65, 400, 40_000))
 
 
-@pytest.mark.parametrize("most", [1, 7, 16, 48, 64, 100, 128])
+@pytest.mark.parametrize("most", [1, 7, 16, 48, 64, 100, 128, 200, 330, 400, 700, 1024])
 @pytest.mark.parametrize("outs", OUTS)
-def test_powers_of_two_ask_for_every_kind_of_tile(outs: int, most: int) -> None:
-    """`Prefill.warm_up` launches these row counts, so that no number of prompts compiles anything later."""
-    warm = {plan_gemm(1 << power, outs, 1) for power in range((most - 1).bit_length())} | {plan_gemm(most, outs, 1)}
+def test_warming_up_compiles_every_kind_of_tile(outs: int, most: int) -> None:
+    """So that no number of prompts compiles anything later."""
+    warm = {plan_gemm(count, outs, 1) for count in warm_up_counts(most)}
     assert {plan_gemm(rows, outs, 1) for rows in range(1, most + 1) if is_small(rows, outs)} <= warm
 
 

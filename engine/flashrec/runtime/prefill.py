@@ -101,16 +101,24 @@ class Prefill:
     def warm_up(self, requests: int) -> None:
         """Launch passes without a graph, so that no request waits until what they launch is compiled.
 
-        Products of a prompt's last token alone are tiled by the number of prompts: 1, 2, 4 and so on up to
-        ``requests``, one token each, whose keys and values go to the scratch page. Attention in tall tiles is not
-        among it: comparing it with the other kernel at construction compiles that one.
+        Products of a prompt's last token alone are tiled by the number of prompts: :func:`warm_up_counts`, one token
+        each, whose keys and values go to the scratch page. Attention in tall tiles is not among it: comparing it with
+        the other kernel at construction compiles that one.
         """
-        for count in [1 << power for power in range((requests - 1).bit_length())] + [requests]:
+        for count in warm_up_counts(requests):
             lengths = [1] * count
             nothing = np.zeros((3, count), dtype=np.int32)
             table = np.zeros((count, 1), dtype=np.int32)
             ends = np.arange(count, dtype=np.int32)
             self._uncaptured(nothing, PrefillMeta(lengths, lengths, table, nothing[1], ends))
+
+
+def warm_up_counts(requests: int) -> list[int]:
+    """Numbers of prompts, up to ``requests``, whose products are tiled in every way that any number's are: powers of
+    two, and from 128 on quarters between them."""
+    powers = [1 << power for power in range(requests.bit_length())]
+    quarters = {base + base * part // 4 for base in powers if base >= 128 for part in range(4)}
+    return sorted({count for count in {*powers, *quarters} if count < requests} | {requests})
 
 
 def lay_out(
