@@ -159,7 +159,8 @@ def _load(entry: Path, path: Path) -> tuple[Catalog, Trie] | None:
         return None
     try:
         with zipfile.ZipFile(entry) as archive:
-            table = json.loads(_stored(archive, _TABLE).read())
+            with _stored(archive, _TABLE) as member:
+                table = json.loads(member.read())
             arrays = {name: _read(archive, name, *told) for name, told in table.items()}
         return _catalog(arrays, path), Trie.from_arrays(arrays)
     except _BROKEN as error:
