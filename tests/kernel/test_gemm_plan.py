@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flashrec.kernels._triton import MODE, TritonMode, ceil_div
-from flashrec.kernels.agreement import ROWS
+from flashrec.kernels.agreement import ROWS, rows_to_try
 from flashrec.kernels.gemm import run_gemm
 from flashrec.kernels.gemm_plan import (
     MULTIPROCESSORS,
@@ -117,10 +117,12 @@ def test_warming_up_compiles_every_kind_of_tile(outs: int, most: int) -> None:
 
 
 @pytest.mark.parametrize("itemsize", [1, 2])
-@pytest.mark.parametrize("outs", OUTS)
+@pytest.mark.parametrize("outs", [*OUTS, 448, 512, 960, 1280, 1536, 1856])
 def test_every_kind_of_tile_is_compared_at_construction(outs: int, itemsize: int) -> None:
-    tried = {plan_gemm(rows, outs, itemsize) for rows in ROWS if is_small(rows, outs)}
+    """The last widths have kinds in ranges of 64 rows."""
+    tried = {plan_gemm(rows, outs, itemsize) for rows in rows_to_try(outs, itemsize) if is_small(rows, outs)}
     assert {plan_gemm(rows, outs, itemsize) for rows in range(1, ROWS[-1]) if is_small(rows, outs)} <= tried
+    assert set(ROWS) <= set(rows_to_try(outs, itemsize))
 
 
 @needs_triton

@@ -6,13 +6,20 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from flashrec.kernels.gemm_plan import is_small, plan_gemm
 from flashrec.kernels.quantize import quant_per_token, quantize_weight
 from flashrec.kernels.tiles import TALL_TILE_M, TILE_M, AttentionShape, RowTiles, row_tiles, rows_per_tile
 
 Product = Callable[..., torch.Tensor]
 
 ROWS = (1, 8, 32, 50, 128, 192, 256, 320, 384, 385, 512, 1001, 2048, 4096)
-"""Among them every kind of tile that a product is given, whatever its outputs."""
+"""Rows that any two products are tried on."""
+
+
+def rows_to_try(outs: int, itemsize: int) -> list[int]:
+    """:data:`ROWS`, and as many of every kind of tile that a small product of ``outs`` outputs is given."""
+    kinds = {plan_gemm(rows, outs, itemsize): rows for rows in range(1, ROWS[-1]) if is_small(rows, outs)}
+    return sorted({*ROWS, *kinds.values()})
 
 
 def first_difference(
@@ -32,7 +39,7 @@ def first_difference(
         rows, columns = (quant_per_token(x), quantize_weight(w)) if fp8 else ((x,), (w,))
         rest = (*columns, torch.bfloat16) if fp8 else columns
         whole = one(*rows, *rest)
-        for count in ROWS:
+        for count in rows_to_try(outs, 1 if fp8 else 2):
             for product in (one, other):
                 if not torch.equal(product(*(part[:count] for part in rows), *rest), whole[:count]):
                     return f"{count} rows of a [{outs}, {size}] weight"

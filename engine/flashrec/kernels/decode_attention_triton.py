@@ -26,11 +26,11 @@ H200, 2026-12-02, ms of a wave. Contexts of up to 1,024 tokens in splits of 128 
 5.39 / 5.42, 8 x 303, n = 50 13.9 / 13.6 / 13.7; of 256 / 1,024: 1 x 1,000, n = 256 8.32 / 8.54. Contexts of up to 2,560
 in splits of 256 / 512: 1 x 2,465, n = 50 12.7 / 12.6, n = 512 17.6 / 16.9."""
 _SPLITS = (
-    (0, SPLIT_TOKENS, SPLIT_TOKENS // 4),
-    (SPLIT_TOKENS, 4 * SPLIT_TOKENS, SPLIT_TOKENS // 2),
-    (4 * SPLIT_TOKENS, 1 << 62, SPLIT_TOKENS),
+    (SPLIT_TOKENS, SPLIT_TOKENS // 4),
+    (4 * SPLIT_TOKENS, SPLIT_TOKENS // 2),
+    (1 << 62, SPLIT_TOKENS),
 )
-"""(length that a context exceeds, length that it does not, tokens of a split): :func:`split_of` on the host."""
+"""(length that a context does not exceed, tokens of a split), as :func:`split_of` on the device."""
 FULL_CHIP = 132
 """Tiles x K/V heads from which the context kernel fills the chip without parallel splits.
 
@@ -49,8 +49,7 @@ PREFETCH = 4
 
 def most_splits(tokens: int) -> int:
     """Splits of the context that has the most of them, among those of up to ``tokens`` tokens."""
-    fits = [(limit, size) for least, limit, size in _SPLITS if tokens > least]
-    return max(ceil_div(min(tokens, limit), size) for limit, size in fits)
+    return max(ceil_div(min(tokens, limit), size) for limit, size in _SPLITS)
 
 
 def _launch(
