@@ -59,10 +59,12 @@ def plan_gemm(rows: int, outs: int, itemsize: int) -> GemmPlan:
 
     As few rows a tile as leave each multiprocessor one tile at most, which then takes twice the columns of K at a time
     and all of the shared memory for what it fetches ahead: with few tiles a product is bound by how much of the weights
-    is under way. Otherwise three tiles share a multiprocessor, while they all fit at once. H200, 2026-12-02, FP8, us, so /
-    the smallest tiles of which two fit a multiprocessor (the rule of 2026-11-30): [4,096, 2,048] at M = 64: 5.0 / 6.2,
-    256: 6.3 / 7.2; [2,048, 2,048] at 64: 4.1 / 4.8, 256: 4.8 / 6.5, 512: 6.0 / 6.7; [2,048, 6,144] at 64: 7.7 / 10.3,
-    256: 9.3 / 14.4, 512: 12.3 / 14.9; [12,288, 2,048] at 64: 9.7 / 10.4, 256: 13.8 / 15.7.
+    is under way. Otherwise three tiles share a multiprocessor, while they all fit at once.
+
+    H200, 2026-12-02, FP8, us, so / the smallest tiles of which two fit a multiprocessor (the rule of 2026-11-30):
+    [4,096, 2,048] at M = 64: 5.0 / 6.2, 256: 6.3 / 7.2; [2,048, 2,048] at 64: 4.1 / 4.8, 256: 4.8 / 6.5, 512: 6.0 /
+    6.7; [2,048, 6,144] at 64: 7.7 / 10.3, 256: 9.3 / 14.4, 512: 12.3 / 14.9; [12,288, 2,048] at 64: 9.7 / 10.4, 256:
+    13.8 / 15.7.
     """
     block_k = block_k_of(itemsize)
     if itemsize == 4:  # spills in a large tile
