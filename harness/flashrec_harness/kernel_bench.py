@@ -18,6 +18,7 @@ import torch
 
 from flashrec.attention.paged import takes_tall_tiles
 from flashrec.errors import ConfigError
+from flashrec.kernels.decode_work import decode_work
 from flashrec.kernels.ops import Ops, select_ops
 from flashrec.kernels.quantize import quant_per_token, quantize_weight
 from flashrec.kernels.tiles import TALL_TILE_M, TILE_M, AttentionShape, RowTiles, row_tiles, rows_per_tile
@@ -149,8 +150,9 @@ def decode_attention(ops: Ops) -> Iterator[Timing]:
         table, base, k, v = _pool(requests, context, 3 * rows)
         lengths = torch.full((requests,), context, device="cuda", dtype=torch.int32)
         ancestors = torch.randint(0, rows, (3, rows), device="cuda", dtype=torch.int32)
-        place = (_tiles([n] * requests, tile), tile, base, rows, 2, ancestors, HEAD_DIM**-0.5, 1.0, 1.0)
         q = _normal(rows, Q_HEADS, HEAD_DIM)
+        work = decode_work([n] * requests, [context] * requests, tile, KV_HEADS, device=q.device)
+        place = (work, tile, base, rows, 2, ancestors, HEAD_DIM**-0.5, 1.0, 1.0)
         us = time_calls([partial(ops.shared_prefix_attention, q, k, v, table, PAGE_SIZE, lengths, *place)])
         operations = 4 * rows * context * Q_HEADS * HEAD_DIM
         kv_bytes = requests * context * 4 * KV_HEADS * HEAD_DIM

@@ -8,7 +8,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from flashrec.kernels.decode_attention_triton import SPLIT_TOKENS, shared_prefix_attention_triton
+from flashrec.kernels.decode_attention_triton import shared_prefix_attention_triton
+from flashrec.kernels.decode_work import SPLIT_TOKENS, decode_work
 from flashrec.kernels.gemm import linear_fp8_triton, linear_triton
 from flashrec.kernels.linear import configure_cublas, linear, linear_cublas, linear_fp8, linear_fp8_scaled_mm
 from flashrec.kernels.ops import linear_fp8_by_shape
@@ -104,8 +105,8 @@ def _judge_decode(lane: Lane) -> list[str]:
     """A request alone and in a mixed wave, splits in parallel and in turn."""
     data = _data(lane)
     heads, kv_heads, dim = (16, 8, 128) if lane.compiled else (2, 1, 16)
-    lengths = [2 * SPLIT_TOKENS + 77, 65, 4 * SPLIT_TOKENS + 9 if lane.compiled else 600]
-    beams = [50, 7, 1] if lane.compiled else [9, 5, 1]
+    lengths = [2 * SPLIT_TOKENS + 77, 65, *([4 * SPLIT_TOKENS + 9, 1000, 257] if lane.compiled else [600])]
+    beams = [50, 7, 1, 40, 5] if lane.compiled else [9, 5, 1]
     pages = max(lengths) // 64 + 1
     rows, base = sum(beams), (len(lengths) * pages + 1) * 64
     k, v = (data.normal(base + 2 * rows, kv_heads, dim) for _ in range(2))
@@ -114,23 +115,25 @@ def _judge_decode(lane: Lane) -> list[str]:
     tile = rows_per_tile(heads, kv_heads)
     length = torch.tensor(lengths, dtype=torch.int32, device=lane.device)
 
-    def call(requests: slice, part: slice, across: bool) -> torch.Tensor:
-        tiles = _tiles(beams[requests], tile, lane.device)
+    def call(requests: slice, part: slice, parallel: bool | None) -> torch.Tensor:
+        cut = (beams[requests], lengths[requests], tile, kv_heads)
+        work = decode_work(*cut, parallel=parallel, device=lane.device)
         own = ancestors[:, part].contiguous()
         return shared_prefix_attention_triton(
-            q[part].contiguous(), k, v, table[requests].contiguous(), 64, length[requests].contiguous(), tiles,
-            tile, base, rows, 2, own, dim**-0.5, 1.0, 1.0, across=across,
+            q[part].contiguous(), k, v, table[requests].contiguous(), 64, length[requests].contiguous(), work,
+            tile, base, rows, 2, own, dim**-0.5, 1.0, 1.0,
         )  # fmt: skip
 
     everything = slice(0, len(lengths))
     whole = call(everything, slice(0, rows), True)
-    different = [] if torch.equal(call(everything, slice(0, rows), False), whole) else ["splits in turn"]
+    cuts = {"splits in turn": False, "splits as the work has it": None}
+    different = [how for how, cut in cuts.items() if not torch.equal(call(everything, slice(0, rows), cut), whole)]
     starts = np.cumsum([0, *beams])
     for request, (start, end) in enumerate(pairwise(starts)):
-        for across in (True, False):
-            alone = call(slice(request, request + 1), slice(start, end), across)
+        for parallel in (True, False):
+            alone = call(slice(request, request + 1), slice(start, end), parallel)
             if not torch.equal(alone, whole[start:end]):
-                different.append(f"request {request} alone, parallel splits {across}")
+                different.append(f"request {request} alone, parallel splits {parallel}")
     return different
 
 

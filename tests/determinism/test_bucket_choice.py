@@ -42,13 +42,13 @@ SIZES = [bucket.rows for bucket in row_buckets(8192, MAX_REQUESTS)]
 def test_both_sides_of_every_switch_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: products stop being small after 384 rows (4,096 outputs: 64 tiles across) and after 512 (2,048
     outputs: 32 x 8 = 256 tiles, 32 x 10 at 640). Two query heads share a K/V head, so a tile is 32 rows, and contexts
-    are split in parallel up to 16 tiles of 8 heads, 512 rows: 17 are 136, more than 132 multiprocessors."""
+    are split among programs up to 16 tiles, 512 rows: 33 programs share a head, and 17 tiles are more than half."""
     found = bucket_runs.beside_switches(SIZES, MODEL, itemsize=2)
     assert {384, 448, 512, 640} <= found
     assert max(found) == 640
-    monkeypatch.setattr(bucket_runs, "FULL_CHIP", 1024)
+    monkeypatch.setattr(bucket_runs, "programs", lambda kv_heads: 2048 // kv_heads)
     moved = bucket_runs.beside_switches(SIZES, MODEL, itemsize=2)
-    assert {3840, 4096} <= moved, "127 x 8 = 1,016 and 128 x 8 = 1,024 tiles"
+    assert {3840, 4096} <= moved, "twice 120 tiles, and twice 128, for 256 programs"
 
 
 def test_no_bucket_is_left_out_between_two_that_differ() -> None:

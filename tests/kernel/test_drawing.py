@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from flashrec.errors import ConfigError
-from flashrec.kernels._triton import MODE, TritonMode, jit, tl
-from flashrec.kernels.decode_attention_triton import SPLIT_TOKENS, most_splits
-from flashrec.kernels.decode_context_triton import split_of
+from flashrec.kernels._triton import MODE, TritonMode
+from flashrec.kernels.decode_work import SPLIT_TOKENS
 from flashrec.kernels.registry import REGISTRY
 from flashrec_harness import drawing, kernels_suite
 from flashrec_harness.drawing import Drawing
@@ -138,35 +137,6 @@ def test_contexts_end_around_a_split() -> None:
     assert {SPLIT_TOKENS // 4, SPLIT_TOKENS // 4 + 1} <= set(attention._GPU_LENGTHS)
     assert {SPLIT_TOKENS - 1, SPLIT_TOKENS, SPLIT_TOKENS + 1} <= set(attention._GPU_LENGTHS)
     assert {4 * SPLIT_TOKENS, 4 * SPLIT_TOKENS + 1} <= set(attention._GPU_LENGTHS)
-
-
-def _splits(length: int) -> int:
-    """By hand: pieces of 256 tokens up to 1,024, of 512 up to 4,096, of 1,024 beyond."""
-    size = 256 if length <= 1024 else 512 if length <= 4096 else 1024
-    return -(-length // size)
-
-
-@pytest.mark.skipif(MODE is TritonMode.ABSENT, reason="Triton is not installed")
-def test_the_device_cuts_contexts_as_the_host_expects() -> None:
-    lengths = torch.arange(1, 8192, dtype=torch.int32)
-    for device in {lane.device for lane in kernels_suite.lanes()}:
-        splits = torch.zeros_like(lengths, device=device)
-        _count_splits[(1,)](lengths.to(device), splits, len(lengths), BLOCK=8192, SPLIT=SPLIT_TOKENS)
-        assert splits.tolist() == [_splits(length) for length in lengths.tolist()]
-
-
-@jit
-def _count_splits(
-    lengths: tl.tensor, splits: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr, SPLIT: tl.constexpr
-) -> None:
-    place = tl.arange(0, BLOCK)
-    length = tl.load(lengths + place, mask=place < count, other=1)
-    tl.store(splits + place, tl.cdiv(length, split_of(length, SPLIT)), mask=place < count)
-
-
-@pytest.mark.parametrize("tokens", [0, 1, 256, 257, 600, 1024, 1025, 1536, 2560, 4096, 4097, 5120, 8192, 8193, 40_000])
-def test_there_is_room_for_every_context_that_fits(tokens: int) -> None:
-    assert most_splits(tokens) == max(map(_splits, range(1, tokens + 1)), default=0)
 
 
 @pytest.mark.skipif(MODE is TritonMode.ABSENT, reason="Triton is not installed")

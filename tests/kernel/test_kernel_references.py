@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from flashrec.kernels.decode_attention import shared_prefix_attention
+from flashrec.kernels.decode_work import decode_work
 from flashrec.kernels.linear import linear_fp8
 from flashrec.kernels.prefill_attention import paged_prefill_attention
 from flashrec.kernels.qk_norm_rope_store import qk_norm_rope_store
@@ -132,7 +133,8 @@ def test_decode_attention_equals_a_softmax_over_context_and_ancestors(generator:
     tile = rows_per_tile(heads, kv_heads)
     ctx_len = torch.tensor(lengths, dtype=torch.int32)
     place = (tile, base, rows, steps, ancestors)
-    out = shared_prefix_attention(q, k, v, table, page, ctx_len, row_tiles(beams, tile, 5), *place, 0.3, 1.0, 1.0)
+    work = decode_work(beams, lengths, tile, kv_heads, spare=2)
+    out = shared_prefix_attention(q, k, v, table, page, ctx_len, work, *place, 0.3, 1.0, 1.0)
     owner = [request for request, count in enumerate(beams) for _ in range(count)]
     for row, request in enumerate(owner):
         context = [int(table[request, t // page]) * page + t % page for t in range(lengths[request])]

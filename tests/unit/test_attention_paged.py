@@ -22,10 +22,11 @@ from flashrec.attention.base import DecodeMeta
 from flashrec.attention.paged import PagedAttention
 from flashrec.batch import Quantized
 from flashrec.kernels import paged_attention
+from flashrec.kernels.decode_work import decode_work
 from flashrec.kernels.ops import by_tile_height
 from flashrec.kernels.prefill_attention import paged_prefill_attention
 from flashrec.kernels.quantize import quant_per_token
-from flashrec.kernels.tiles import row_tiles, rows_per_tile
+from flashrec.kernels.tiles import rows_per_tile
 
 HEADS = st.sampled_from([(4, 2), (4, 4), (6, 2), (8, 1)])
 PAGE_SIZES = st.sampled_from([1, 5, 16, 64, 128])
@@ -189,10 +190,11 @@ def test_decode_through_ancestors_equals_torch(
     for step in range(3):
         ancestors[step, : sum(widths)] = torch.from_numpy(starts[owner] + rng.integers(0, np.array(widths)[owner]))
     ancestors[stored - 1] = torch.arange(rows)
+    lengths = [length for length, _ in wave]
     meta = DecodeMeta(
         page_table=lab.table(),
-        context_len=torch.tensor([length for length, _ in wave], dtype=torch.int32),
-        tiles=row_tiles(widths, lab.attention.tile_rows, capacity=rows),
+        context_len=torch.tensor(lengths, dtype=torch.int32),
+        work=decode_work(widths, lengths, lab.attention.tile_rows, lab.pool.num_kv_heads, spare=5),
         ancestors=ancestors,
         stored=stored,
     )

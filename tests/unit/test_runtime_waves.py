@@ -101,7 +101,13 @@ def test_a_layout_overwrites_all_of_the_one_before(engine: Engine) -> None:
     assert buffers.first[:, :2].tolist() == [[0, 1], [1, 1], [0, 20], [20, 13]]
     assert not buffers.later[:, 2:].any()
     assert not buffers.first[:, 2:].any()
-    assert buffers.tiles.rows.sum() == 33
+    tiles, states, pieces = buffers.work
+    assert tiles.rows.sum() == 33
+    used = int(states[-1])
+    assert used == (tiles.rows > 0).sum(), "contexts of 6 and 7 tokens are one piece for each tile"
+    assert sorted(pieces[:used, 6].tolist()) == list(range(used))
+    assert (pieces[:used, 2] * pieces[:used, 4]).sum() == 20 * 6 + 13 * 7
+    assert not pieces[used:].any()
     engine.admission.finish(wave)
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from flashrec.batch import Activation, Attend
-from flashrec.kernels.tiles import RowTiles
+from flashrec.kernels.decode_work import DecodeWork
 from flashrec.kvcache.pool import KVPool
 from flashrec.transfer import StaticBlock
 
@@ -44,14 +44,14 @@ class PrefillMeta:
 class DecodeMeta:
     """A decode pass: every row sees its request's context and its own beam's tokens.
 
-    ``page_table`` int32 [R, pages]; ``context_len`` int32 [R]; ``tiles`` cut the rows; ``ancestors`` int32
+    ``page_table`` int32 [R, pages]; ``context_len`` int32 [R]; ``work`` cuts the rows; ``ancestors`` int32
     [passes, B], the row that held a row's beam at each pass. The beam's token of pass j lives in pool slot
     ``beam_base + j * B + ancestors[j, row]``; ``stored`` of them are there, this pass's own among them.
     """
 
     page_table: torch.Tensor
     context_len: torch.Tensor
-    tiles: RowTiles
+    work: DecodeWork
     ancestors: torch.Tensor
     stored: int
 

@@ -109,7 +109,7 @@ class PagedAttention(AttentionBackend):
                 meta.page_table,
                 pool.page_size,
                 meta.context_len,
-                meta.tiles,
+                meta.work,
                 self.tile_rows,
                 pool.beam_base,
                 meta.rows,

@@ -179,7 +179,7 @@ def merge_states(
     other_total: tl.tensor,
     other_weighted: tl.tensor,
 ) -> tl.tensor:
-    """Device: the state of both sets of tokens, neither empty in any row: [M], [M], [M, D]."""
+    """Device: the state of both sets of tokens, not both empty in any row: [M], [M], [M, D]."""
     peak = tl.maximum(maximum, other_maximum)
     kept = tl.exp2(maximum - peak)
     added = tl.exp2(other_maximum - peak)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from flashrec.kernels.decode_work import DecodeWork
 from flashrec.kernels.paged_attention import (
     context_state,
     fold_heads,
@@ -17,7 +18,6 @@ from flashrec.kernels.paged_attention import (
     unfold_heads,
 )
 from flashrec.kernels.quantize import quant_per_token, wide
-from flashrec.kernels.tiles import RowTiles
 
 
 def shared_prefix_attention(
@@ -27,7 +27,7 @@ def shared_prefix_attention(
     page_table: torch.Tensor,
     page_size: int,
     ctx_len: torch.Tensor,
-    tiles: RowTiles,
+    work: DecodeWork,
     tile_rows: int,
     beam_base: int,
     beam_capacity: int,
@@ -40,12 +40,13 @@ def shared_prefix_attention(
     """Attention of ``q[rows, hq, d]`` over each row's context and its own beam path.
 
     ``k_cache``, ``v_cache`` [num_slots, hk, d]; ``page_table`` int32 [R, max_pages] of pages of ``page_size``
-    slots; ``ctx_len`` int32 [R]; ``tiles`` as :func:`flashrec.kernels.tiles.row_tiles` cuts them, of at most
-    ``tile_rows`` rows. The K/V of decode step ``j < step`` of a row stand in slot
+    slots; ``ctx_len`` int32 [R]; ``work`` as :func:`flashrec.kernels.decode_work.decode_work` lays it out, of tiles of
+    at most ``tile_rows`` rows. The K/V of decode step ``j < step`` of a row stand in slot
     ``beam_base + j * beam_capacity + ancestors[j, row]`` (``ancestors`` int32 [>= step, >= rows]).
     ``scale`` multiplies the logits; ``k_scale`` and ``v_scale`` belong to an FP8 cache. Returns
     [rows, hq, d] in ``q.dtype``; a row that no tile covers is unspecified.
     """
+    tiles = work.tiles
     num_rows, dim = q.shape[0], q.shape[2]
     num_kv_heads = k_cache.shape[1]
     rows, valid = gather_rows(tiles, tile_rows, num_rows)
@@ -71,7 +72,7 @@ def shared_prefix_attention_quant(
     page_table: torch.Tensor,
     page_size: int,
     ctx_len: torch.Tensor,
-    tiles: RowTiles,
+    work: DecodeWork,
     tile_rows: int,
     beam_base: int,
     beam_capacity: int,
@@ -89,7 +90,7 @@ def shared_prefix_attention_quant(
         page_table,
         page_size,
         ctx_len,
-        tiles,
+        work,
         tile_rows,
         beam_base,
         beam_capacity,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from flashrec.kernels._softmax import merge_states
 from flashrec.kernels._triton import after_previous, jit, tl
-from flashrec.kernels.decode_context_triton import split_of
 from flashrec.kernels.quantize import codes_fp8, row_scale_fp8
 
 
@@ -13,10 +12,9 @@ def merge_kernel(
     q: tl.tensor,
     k_cache: tl.tensor,
     v_cache: tl.tensor,
-    ctx_len: tl.tensor,
-    tile_request: tl.tensor,
     tile_row0: tl.tensor,
     tile_rows: tl.tensor,
+    states: tl.tensor,
     partial: tl.tensor,
     peaks: tl.tensor,
     totals: tl.tensor,
@@ -30,20 +28,18 @@ def merge_kernel(
     log2_scale: tl.tensor,
     v_scale: tl.tensor,
     slot_stride: tl.tensor,
-    num_rows: tl.tensor,
     absmax_floor: tl.tensor,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     HEAD_BLOCK: tl.constexpr,
-    SPLIT: tl.constexpr,
-    ACROSS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
     QUANTIZE: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One row a program: merges its context states in order, adds its beam's own tokens, and divides.
+    """One row a program: merges its tile's context states in order, adds its beam's own tokens, and divides.
 
     ``out[rows, hq, HEAD_DIM]``, or its FP8 codes with ``scale[rows]`` when ``QUANTIZE``.
     """
@@ -56,23 +52,21 @@ def merge_kernel(
         lane = tl.arange(0, BLOCK_D)
         live = head < Q_HEADS
         mask = live[:, None] & (lane < HEAD_DIM)[None, :]
-        index = row * Q_HEADS + head
         inner = head[:, None] * HEAD_DIM + lane[None, :]
-        peak = tl.load(peaks + index, mask=live, other=0.0)
-        total = tl.load(totals + index, mask=live, other=1.0)
-        weighted = tl.load(partial + row * (Q_HEADS * HEAD_DIM) + inner, mask=mask, other=0.0)
-        if ACROSS:
-            length = tl.load(ctx_len + tl.load(tile_request + tile))
-            splits = tl.cdiv(length, split_of(length, SPLIT))
-            for first in range(1, splits, PREFETCH):
-                for ahead in tl.static_range(PREFETCH):
-                    present = first + ahead < splits
-                    skip = tl.cast(first + ahead, tl.int64) * num_rows * Q_HEADS
-                    other_peak = tl.load(peaks + skip + index, mask=live & present, other=float("-inf"))
-                    other_total = tl.load(totals + skip + index, mask=live & present, other=0.0)
-                    source = partial + (skip + row * Q_HEADS) * HEAD_DIM + inner
-                    other_weighted = tl.load(source, mask=mask & present, other=0.0)
-                    peak, total, weighted = merge_states(peak, total, weighted, other_peak, other_total, other_weighted)
+        first_state = tl.load(states + tile)
+        end_state = tl.load(states + tile + 1)
+        place = (tl.cast(first_state, tl.int64) * TILE_ROWS + within) * Q_HEADS
+        peak = tl.load(peaks + place + head, mask=live, other=0.0)
+        total = tl.load(totals + place + head, mask=live, other=1.0)
+        weighted = tl.load(partial + place * HEAD_DIM + inner, mask=mask, other=0.0)
+        for first in range(first_state + 1, end_state, PREFETCH):
+            for ahead in tl.static_range(PREFETCH):
+                present = first + ahead < end_state
+                place = (tl.cast(first + ahead, tl.int64) * TILE_ROWS + within) * Q_HEADS
+                other_peak = tl.load(peaks + place + head, mask=live & present, other=float("-inf"))
+                other_total = tl.load(totals + place + head, mask=live & present, other=0.0)
+                other_weighted = tl.load(partial + place * HEAD_DIM + inner, mask=mask & present, other=0.0)
+                peak, total, weighted = merge_states(peak, total, weighted, other_peak, other_total, other_weighted)
         weighted *= v_scale
         query = tl.load(q + row * (Q_HEADS * HEAD_DIM) + inner, mask=mask, other=0.0).to(tl.float32)
         kv_inner = (head // (Q_HEADS // KV_HEADS))[:, None] * HEAD_DIM + lane[None, :]

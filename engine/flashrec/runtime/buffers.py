@@ -9,6 +9,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
+from flashrec.kernels.decode_work import PIECE_FIELDS, DecodeWork, most_pieces, work_tables
 from flashrec.kernels.tiles import RowTiles, tile_table
 from flashrec.kvcache.pool import page_table
 from flashrec.runtime.member import Member
@@ -27,9 +28,8 @@ class Bucket:
 def row_buckets(max_rows: int, max_requests: int) -> list[Bucket]:
     """Powers of two, quarters between them from 64 rows and eighths from 1,024, up to ``max_rows``.
 
-    From 128 rows on they are multiples of a GEMM's tile, so the padding is rows that a tile would compute
-    anyway. A bucket has room for one request per four rows: requests beyond those it serves cost empty
-    attention programs, and a wave of many narrow beams is rare enough to take a larger bucket.
+    A bucket has room for one request per four rows: those that it does not serve cost empty programs of attention's
+    merge kernel, and a wave of many narrow beams is rare enough to take a larger bucket.
     """
     sizes = {1, 2, 4, 8, 16, 32, 48}
     base = 64
@@ -63,7 +63,8 @@ class WaveLayout:
 class DecodeBuffers:
     """Tensors of one bucket, for ``passes`` decode passes and beams at most ``max_width`` wide.
 
-    ``page_table`` int32 [requests, pages]; ``context_len`` int32 [requests]; ``row_request`` int64 [rows];
+    ``page_table`` int32 [requests, pages]; ``context_len`` int32 [requests]; ``row_request`` int64 [rows]; ``work`` the
+    attention's, over contexts of up to ``context`` tokens;
     ``first`` and ``later`` int32 [4, requests], the span tables of the first selection (from one row per
     request) and of the others; ``ancestors`` int32 [passes, rows]; ``head_input`` [requests, hidden], the
     prompt's last hidden state. Rows and requests beyond the wave's are inert: they point at the scratch
@@ -78,6 +79,8 @@ class DecodeBuffers:
         passes: int,
         max_width: int,
         tile_rows: int,
+        kv_heads: int,
+        context: int,
         hidden: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -87,6 +90,7 @@ class DecodeBuffers:
         self.rows = rows
         self.requests = requests
         self.tile_rows = tile_rows
+        self.kv_heads = kv_heads
         self.max_width = min(max_width, rows)
         # The scratch page is page 0, so what a wave does not fill points at it.
         self._block = StaticBlock(
@@ -97,13 +101,16 @@ class DecodeBuffers:
                 "first": (4, requests),
                 "later": (4, requests),
                 "tiles": (3, tiles),
+                "states": (tiles + 1,),
+                "pieces": (most_pieces(tiles, kv_heads, context), PIECE_FIELDS),
             },
             device,
         )
         self.page_table = self._block["page_table"]
         self.context_len = self._block["context_len"]
         self.first, self.later = self._block["first"], self._block["later"]
-        self.tiles = RowTiles(*self._block["tiles"].unbind(0))
+        tensors = RowTiles(*self._block["tiles"].unbind(0)), self._block["states"], self._block["pieces"]
+        self.work = DecodeWork(*tensors)
         self.row_request = torch.zeros(rows, dtype=torch.int64, device=device)
         self.request_index = torch.arange(requests, device=device)
         self.inverse_temperature = torch.zeros(requests, device=device)
@@ -118,14 +125,19 @@ class DecodeBuffers:
         starts = [end - width for end, width in zip(accumulate(widths), widths, strict=True)]
         requests = range(len(members))
         pages = page_table([member.pages for member in members])
+        lengths = [member.length for member in members]
+        tiles = tile_table(widths, self.tile_rows, len(self.work.tiles.rows))
+        states, pieces = work_tables(tiles, lengths, self.kv_heads)
         self._block.write(
             {
                 "page_table": pages,
-                "context_len": np.array([member.length for member in members]),
+                "context_len": np.array(lengths),
                 "row_request": np.array(requests).repeat(widths),
                 "first": np.array((requests, [1] * len(members), starts, widths)),
                 "later": np.array((starts, widths, starts, widths)),
-                "tiles": tile_table(widths, self.tile_rows, len(self.tiles.rows)),
+                "tiles": tiles,
+                "states": states,
+                "pieces": pieces,
             }
         )
         self.row_request.copy_(self._block["row_request"])

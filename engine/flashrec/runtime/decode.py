@@ -42,7 +42,7 @@ class Decoder:
         meta = DecodeMeta(
             page_table=buffers.page_table[:, :pages],
             context_len=buffers.context_len,
-            tiles=buffers.tiles,
+            work=buffers.work,
             ancestors=buffers.ancestors,
             stored=stored + 1,
         )

@@ -93,6 +93,8 @@ class DecodeStage:
                 passes=key.steps - 1,
                 max_width=self.config.max_beam_width,
                 tile_rows=self.parts.tile_rows,
+                kv_heads=self.parts.pool.num_kv_heads,
+                context=self.parts.limits.max_context,
                 hidden=self.parts.model.config.hidden_size,
                 dtype=self.config.compute_dtype,
                 device=self.parts.device,

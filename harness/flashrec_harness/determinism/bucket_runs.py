@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flashrec import Engine, EngineConfig
 from flashrec.kernels._triton import ceil_div
-from flashrec.kernels.decode_attention_triton import FULL_CHIP
+from flashrec.kernels.decode_work import programs
 from flashrec.kernels.gemm_plan import is_small, plan_gemm
 from flashrec.kernels.ops import UNUSED
 from flashrec.kernels.tiles import rows_per_tile
@@ -35,11 +35,12 @@ def _widest(config: EngineConfig, model: ModelConfig) -> int:
 def _programs(rows: int, model: ModelConfig, itemsize: int) -> tuple[object, ...]:
     """What the engine launches for a bucket of ``rows`` on a GPU, where that is a matter of the bucket.
 
-    The plan of each product that small tiles compute, and whether decode attention splits contexts in parallel.
+    The plan of each product that small tiles compute, and whether requests that fill the bucket and whose contexts are
+    equally long have them split among decode attention's programs.
     """
     products = [plan_gemm(rows, outs, itemsize) if is_small(rows, outs) else None for outs, _ in model.projection_sizes]
     tiles = ceil_div(rows, rows_per_tile(model.num_heads, model.num_kv_heads))
-    return (*products, tiles * model.num_kv_heads < FULL_CHIP)
+    return (*products, 2 * tiles < programs(model.num_kv_heads))
 
 
 def beside_switches(sizes: list[int], model: ModelConfig, itemsize: int) -> set[int]:

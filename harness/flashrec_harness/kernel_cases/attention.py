@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from flashrec.kernels.decode_attention_triton import SPLIT_TOKENS
+from flashrec.kernels.decode_work import SPLIT_TOKENS, decode_work
 from flashrec.kernels.registry import GLUON, TRITON
 from flashrec.kernels.tiles import TALL_TILE_M, TILE_M, RowTiles, count_row_tiles, row_tiles, rows_per_tile
 from flashrec_harness.guarded import poison_
@@ -140,13 +140,14 @@ def _decode_case(draw: st.DrawFn, lane: Lane, codes: bool) -> KernelCase:
     for j in range(step):
         _fill(data, pool, pool.beam_base + j * capacity + torch.arange(rows, device=lane.device))
     tile = rows_per_tile(q_heads, kv_heads)
-    tiles = _tiles(beams, tile, lane.device)
+    parallel = draw(st.sampled_from([None, True, False]))
+    work = decode_work(beams, lengths, tile, kv_heads, spare=2, parallel=parallel, device=lane.device)
     ctx_len = torch.tensor(lengths, dtype=torch.int32, device=lane.device)
     middle = (tile, pool.beam_base, capacity, step)
     scale = dim**-0.5
     return KernelCase(
         f"contexts {lengths}, beams {beams}, step {step}, pages of {page_size}, "
-        f"{q_heads}/{kv_heads} heads of {dim}, fp8 cache {fp8}",
+        f"{q_heads}/{kv_heads} heads of {dim}, fp8 cache {fp8}, parallel splits {parallel}",
         (
             Argument(q),
             Argument(pool.k),
@@ -154,7 +155,7 @@ def _decode_case(draw: st.DrawFn, lane: Lane, codes: bool) -> KernelCase:
             Argument(pool.page_table),
             page_size,
             Argument(ctx_len),
-            tiles,
+            work,
             *middle,
             Argument(ancestors),
             scale,
@@ -168,7 +169,7 @@ def _decode_case(draw: st.DrawFn, lane: Lane, codes: bool) -> KernelCase:
             pool.page_table,
             page_size,
             ctx_len,
-            tiles,
+            work,
             *middle,
             ancestors,
             scale,
