@@ -13,6 +13,9 @@ from flashrec.kernels.paged_attention import KV_TILE
 from flashrec.kernels.quantize import ABSMAX_FLOOR, empty_codes
 
 CONTEXT_WARPS = 4
+WIDE_CONTEXT_WARPS = 8
+"""Warps where K and V are converted from FP8, or fetched without a tensor descriptor: with four, 16 heads of 128 spill
+24 to 32 bytes of stack a thread (Triton 3.6 for sm_90, 2026-12-03), with eight none."""
 CONTEXT_STAGES = 3
 PREFETCH = 4
 """States, or a beam's own tokens, whose loads the merge kernel has in flight together."""
@@ -50,6 +53,7 @@ def _launch(
     block_d = max(16, next_power_of_2(head_dim))
     group_block = next_power_of_2(q_heads // kv_heads)
     k_tiles, v_tiles, descriptor = cache_arguments(k_cache, v_cache, page_size, KV_TILE)
+    warps = CONTEXT_WARPS if descriptor and not quantised else WIDE_CONTEXT_WARPS
     context_kernel[(kv_heads, min(programs(kv_heads), len(pieces)))](
         q,
         k_tiles,
@@ -74,7 +78,7 @@ def _launch(
         KV_TILE=KV_TILE,
         FIELDS=PIECE_FIELDS,
         DESCRIPTOR=descriptor,
-        num_warps=CONTEXT_WARPS,
+        num_warps=warps,
         num_stages=CONTEXT_STAGES,
         **overlap(),
     )
