@@ -14,8 +14,9 @@ from flashrec.kernels.quantize import ABSMAX_FLOOR, empty_codes
 
 CONTEXT_WARPS = 4
 WIDE_CONTEXT_WARPS = 8
-"""Warps where K and V are converted from FP8, or fetched without a tensor descriptor: with four, 16 heads of 128 spill
-24 to 32 bytes of stack a thread (Triton 3.6 for sm_90, 2026-12-03), with eight none."""
+"""Warps where K and V are converted from FP8, or fetched without a tensor descriptor. With four, 16 heads of 128 spill
+24 bytes of stack a thread in bf16 without descriptors and 32 in FP8 with them, with eight none (Triton 3.6 for sm_90,
+2026-12-03)."""
 CONTEXT_STAGES = 3
 PREFETCH = 4
 """States, or a beam's own tokens, whose loads the merge kernel has in flight together."""
