@@ -21,8 +21,7 @@ from flashrec.kernels.registry import GLUON, REGISTRY, TRITON, Kernel, KernelSpe
 from flashrec_harness import hopper
 from flashrec_harness.children import ChildError
 from flashrec_harness.kernel_cases import CASES, KernelCase, Lane
-from flashrec_harness.kernel_cases.attention import has_gluon
-from flashrec_harness.kernel_cases.base import Argument
+from flashrec_harness.kernel_cases.base import Argument, has_gluon
 from flashrec_harness.outcome import Check, Outcome
 
 _EXAMPLES = 4

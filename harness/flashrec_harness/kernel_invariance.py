@@ -10,13 +10,14 @@ import torch
 
 from flashrec.kernels.decode_attention_triton import shared_prefix_attention_triton
 from flashrec.kernels.decode_work import SPLIT_TOKENS, decode_work
-from flashrec.kernels.gemm import linear_fp8_triton, linear_triton
-from flashrec.kernels.linear import configure_cublas, linear, linear_cublas, linear_fp8, linear_fp8_scaled_mm
-from flashrec.kernels.ops import linear_fp8_by_shape
+from flashrec.kernels.gemm import linear_triton
+from flashrec.kernels.linear import configure_cublas, linear, linear_cublas, linear_fp8
+from flashrec.kernels.ops import by_size
 from flashrec.kernels.prefill_attention import paged_prefill_attention, paged_prefill_attention_triton
 from flashrec.kernels.prefill_attention_gluon import paged_prefill_attention_gluon
+from flashrec.kernels.registry import GLUON, REGISTRY, SCALED_MM, TRITON
 from flashrec.kernels.tiles import TALL_TILE_M, TILE_M, RowTiles, row_tiles, rows_per_tile
-from flashrec_harness.kernel_cases.base import Draws, Lane
+from flashrec_harness.kernel_cases.base import Draws, Lane, has_gluon
 from flashrec_harness.kernel_cases.pointwise import random_fp8
 from flashrec_harness.outcome import Check, Outcome
 
@@ -56,11 +57,10 @@ def _fp8_products(lane: Lane) -> dict[str, Callable[..., torch.Tensor]]:
         return {"linear_fp8 (torch)": linear_fp8}
     if lane.dtype == torch.float32:
         return {}
-    return {
-        "linear_fp8 (triton)": linear_fp8_triton,
-        "linear_fp8 (torch._scaled_mm)": linear_fp8_scaled_mm,
-        "linear_fp8 (by shape)": linear_fp8_by_shape,
-    }
+    kernels = REGISTRY["linear_fp8"].implementations
+    small = GLUON if has_gluon(lane) else TRITON
+    products = {f"linear_fp8 ({name})": kernels[name] for name in dict.fromkeys((TRITON, small, SCALED_MM))}
+    return products | {"linear_fp8 (by size)": by_size(kernels[small], kernels[SCALED_MM])}
 
 
 def _judge_products(lane: Lane) -> dict[str, list[str]]:

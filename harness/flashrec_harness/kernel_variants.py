@@ -20,6 +20,7 @@ import torch
 from flashrec.attention.base import PrefillMeta
 from flashrec.attention.paged import TALL_CONTEXT, PagedAttention
 from flashrec.kernels.gemm import linear_fp8_triton, linear_triton
+from flashrec.kernels.gemm_gluon import linear_fp8_gluon
 from flashrec.kernels.ops import by_tile_height
 from flashrec.kernels.prefill_attention import paged_prefill_attention_triton
 from flashrec.kernels.prefill_attention_gluon import paged_prefill_attention_gluon
@@ -36,6 +37,7 @@ from flashrec_harness.outcome import Check, Outcome
 TITLE = "no length makes a kernel compile anew"
 SHAPES = {
     "gemm._gemm_kernel": 10,  # bf16 and FP8, each in tiles of five kinds: the start of the engine compiles them
+    "gemm_gluon._gemm_kernel": 5,
     "prefill_attention._prefill_kernel": 1,
     "prefill_attention_gluon._prefill_kernel": 1,
     "qk_norm_rope_store._qk_norm_rope_store_kernel": 1,
@@ -137,6 +139,7 @@ def _products() -> None:
         linear_triton(x.bfloat16(), weight.bfloat16())
         codes = (x.to(torch.float8_e4m3fn), torch.empty(rows, 1), weight.to(torch.float8_e4m3fn), channel)
         linear_fp8_triton(*codes, torch.bfloat16)
+        linear_fp8_gluon(*codes, torch.bfloat16)
 
 
 def _filters() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashrec.kernels import gemm_gluon
 from flashrec.kernels._triton import MODE, TritonMode, ceil_div
 from flashrec.kernels.agreement import ROWS, rows_to_try
 from flashrec.kernels.gemm import run_gemm
@@ -18,6 +19,7 @@ from flashrec.kernels.gemm_plan import (
     tiles_of,
     with_room,
 )
+from flashrec.kernels.ops import is_hopper
 from flashrec.kernels.quantize import quant_per_token, quantize_weight
 from flashrec.runtime.prefill import warm_up_counts
 from flashrec_harness.kernels_suite import lanes
@@ -139,7 +141,9 @@ def test_no_kind_of_tile_shows_in_the_bits(size: int, fp8: bool) -> None:
         x = torch.randn(rows, size, generator=generator).bfloat16().to(device)
         w = torch.randn(outs, size, generator=generator).bfloat16().to(device)
         operands = (*quant_per_token(x), *quantize_weight(w)) if fp8 else (x, None, w, None)
-        found = {plan: run_gemm(plan, *operands, torch.float32) for plan in kinds}
+        found: dict[object, torch.Tensor] = {plan: run_gemm(plan, *operands, torch.float32) for plan in kinds}
+        if fp8 and has_gluon(device):
+            found |= {(plan, "gluon"): gemm_gluon.run_gemm(plan, *operands, torch.float32) for plan in kinds}
         first = next(iter(found.values()))
         different = [plan for plan, product in found.items() if not torch.equal(product, first)]
         assert not different
@@ -169,3 +173,18 @@ def test_what_lies_behind_the_rows_changes_nothing(garbage: int) -> None:
         for plan in {plan_gemm(r, o, 1) for o in OUTS for r in (1, 16, 20, 50, 100, 200, 300, 1000)}:
             found = run_gemm(plan, room, scale, *w, torch.float32)
             assert torch.equal(found, run_gemm(plan, codes.clone(), scale, *w, torch.float32)), plan
+            if has_gluon(device):
+                assert torch.equal(found, gemm_gluon.run_gemm(plan, room, scale, *w, torch.float32)), plan
+
+
+def has_gluon(device: torch.device) -> bool:
+    return device.type == "cuda" and is_hopper(device)
+
+
+@pytest.mark.parametrize(("name", "offset", "size"), [("x", 8, 64), ("w", 8, 64), ("x", 0, 72)])
+def test_gluon_refuses_rows_that_the_copy_engine_cannot_fetch(name: str, offset: int, size: int) -> None:
+    operands = {one: torch.zeros(16, size, dtype=torch.float8_e4m3fn) for one in ("x", "w")}
+    storage = torch.zeros(16 * size + offset, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    operands[name] = storage[offset:].view(16, size)
+    with pytest.raises(ValueError, match=f"rows of {name} do not begin at multiples of 16 bytes; take the Triton"):
+        gemm_gluon.linear_fp8_gluon(operands["x"], torch.ones(16, 1), operands["w"], torch.ones(16), torch.bfloat16)

@@ -15,7 +15,7 @@ import flashrec.kernels._gluon as gluon
 import flashrec.kernels._triton as triton
 ours, theirs = triton.jit, gluon.gluon_jit
 triton.jit = lambda function, *, name=None, varying=(): ours(function, name=name)
-gluon.gluon_jit = lambda function, *, varying=(): theirs(function)
+gluon.gluon_jit = lambda function, *, name=None, varying=(): theirs(function)
 from flashrec_harness.kernel_variants import count
 print(json.dumps([dataclasses.asdict(one) for one in count()]))
 """

@@ -16,6 +16,7 @@ from flashrec.kernels.agreement import first_difference
 from flashrec.kernels.gemm_plan import is_small
 from flashrec.kernels.linear import linear_fp8
 from flashrec.kernels.prefill_attention import paged_prefill_attention
+from flashrec.kernels.quantize import quant_per_token
 from flashrec.kernels.registry import REGISTRY
 from flashrec.kernels.tiles import AttentionShape, row_tiles
 
@@ -75,37 +76,71 @@ def test_a_gpu_without_triton_is_an_error_and_never_a_silent_fallback(monkeypatc
 def test_a_gpu_runs_triton_and_libraries() -> None:
     chosen = ops.select_ops(CUDA, torch.bfloat16, "fp8").chosen
     assert chosen["add_rms_norm_quant"] == "triton"
-    assert chosen["linear_fp8"] == "triton for small products, else torch._scaled_mm"
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    ours = "gluon" if hopper else "triton"
+    assert chosen["linear_fp8"] == f"{ours} for small products, else torch._scaled_mm"
 
 
-def test_the_shape_picks_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("linear_fp8_triton", "linear_fp8_scaled_mm"):
-        monkeypatch.setattr(ops, name, lambda *_, name=name: name)
+def test_the_size_picks_the_product() -> None:
+    product = ops.by_size(lambda *_: "small", lambda *_: "large")
     for rows, outs, small in ((1, 12288, True), (384, 12288, True), (385, 12288, False), (512, 2048, True)):
         assert is_small(rows, outs) is small
         operands = torch.empty(rows, 8, device="meta"), torch.empty(rows), torch.empty(outs, 8, device="meta")
-        taken = ops.linear_fp8_by_shape(*operands, torch.empty(outs), torch.bfloat16)
-        assert str(taken) == ("linear_fp8_triton" if small else "linear_fp8_scaled_mm")
+        assert product(*operands, torch.empty(outs), torch.bfloat16) == ("small" if small else "large")
 
 
-def test_products_that_differ_in_a_bit_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product that adds in another order is found, at its row count and weight; the engine then uses one alone."""
+WEIGHTS = [(32, 64), (16, 48)]
 
-    weights = [(32, 64), (16, 48)]
-    assert first_difference(linear_fp8, linear_fp8, weights, CPU, fp8=True) is None
-    found = first_difference(linear_fp8, _off_by_a_bit, weights, CPU, fp8=True)
+
+def test_products_that_differ_in_a_bit_are_found() -> None:
+    """A product that adds in another order is found, at its row count and weight."""
+    assert first_difference(linear_fp8, linear_fp8, WEIGHTS, CPU, fp8=True) is None
+    found = first_difference(linear_fp8, _off_by_a_bit, WEIGHTS, CPU, fp8=True)
     assert found == "1 rows of a [16, 48] weight"
-    monkeypatch.setattr(ops, "linear_fp8_triton", linear_fp8)
-    monkeypatch.setattr(ops, "linear_fp8_scaled_mm", _off_by_a_bit)
-    kernel, choice = ops._fp8_product(CPU, weights)
-    assert kernel is _off_by_a_bit
+
+
+def _choose_fp8(gluon: Any, triton: Any) -> ops.Choice:
+    """Beside the reference as the library's product; the chosen one computes as the library does."""
+    spec = REGISTRY["linear_fp8"]
+    kernels = {"triton": triton, "gluon": gluon, "torch._scaled_mm": linear_fp8}
+    with mock.patch.dict(REGISTRY, {spec.name: replace(spec, implementations=kernels)}):
+        kernel, choice = ops._fp8_product(CPU, WEIGHTS)
+    codes, scale = quant_per_token(torch.eye(16, 48, dtype=torch.bfloat16))
+    operands = codes, scale, codes, torch.ones(16), torch.bfloat16
+    assert torch.equal(kernel(*operands), linear_fp8(*operands))
+    return choice
+
+
+def test_small_products_are_of_the_first_kernel_of_ours_that_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a Hopper Gluon's; where it gives another bit or does not compile, Triton's; else the library's alone."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    tried = "the same bits for every weight of the model, tried"
+    assert _choose_fp8(linear_fp8, no_kernel) == ops.Choice("gluon for small products, else torch._scaled_mm", tried)
+    choice = _choose_fp8(_off_by_a_bit, linear_fp8)
+    assert choice.implementation == "triton for small products, else torch._scaled_mm"
+    assert choice.reason == f"{tried}; gluon not: other bits for 1 rows of a [16, 48] weight"
+    choice = _choose_fp8(no_kernel, _off_by_a_bit)
     assert choice.implementation == "torch._scaled_mm"
-    assert "[16, 48]" in choice.reason
+    assert "triton gives other bits on this device: 1 rows of a [16, 48]" in choice.reason
+    assert "gluon not: it does not run here (RuntimeError: unknown layout)" in choice.reason
+    with pytest.raises(RuntimeError, match="unknown"):
+        _choose_fp8(_off_by_a_bit, no_kernel)
+
+
+def test_gluon_is_not_asked_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 9))
+    choice = _choose_fp8(no_kernel, linear_fp8)
+    assert choice.implementation == "triton for small products, else torch._scaled_mm"
+    assert "gluon" not in choice.reason
+
+
+def no_kernel(*_: Any) -> torch.Tensor:
+    raise RuntimeError("unknown\n  layout")
 
 
 def test_a_weight_of_an_odd_size_leaves_scaled_mm_out() -> None:
     kernel, choice = ops._fp8_product(CPU, [(32, 64), (100, 64)])
-    assert kernel is ops.linear_fp8_triton
+    assert kernel is REGISTRY["linear_fp8"].implementations["triton"]
     assert choice.implementation == "triton"
     assert "[100, 64]" in choice.reason
 
@@ -175,10 +210,7 @@ def test_prefill_kernels_that_differ_in_a_bit_are_not_mixed(monkeypatch: pytest.
     assert kernel is paged_prefill_attention
     assert choice.reason == "gluon not for long contexts: row 100 of 138"
 
-    def no_compiler(*_: Any) -> torch.Tensor:
-        raise RuntimeError("unknown\n  layout")
-
-    assert "does not run here (RuntimeError: unknown layout)" in choose(no_compiler)[1].reason
+    assert "does not run here (RuntimeError: unknown layout)" in choose(no_kernel)[1].reason
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert "no Hopper" in ops._prefill_attention(CPU, small)[1].reason

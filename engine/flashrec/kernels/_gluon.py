@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flashrec.kernels._triton import MODE, TritonMode
+import torch
 
-__all__ = ["gl", "gluon_jit", "hopper", "tile_descriptor"]
+from flashrec.kernels._triton import MODE, TritonMode, tl
+
+__all__ = ["after_previous", "gl", "gluon_jit", "hopper", "tile_descriptor"]
 
 if TYPE_CHECKING or MODE is TritonMode.DEVICE:
     import triton.experimental.gluon.language as gl
@@ -25,15 +27,25 @@ else:
     gl = hopper = _NoGluon()
 
 
-def gluon_jit(function: Callable[..., Any], *, varying: Sequence[str] = ()) -> Any:
-    """``gluon.jit`` where kernels are compiled; ``varying`` as in :func:`flashrec.kernels._triton.jit`. Elsewhere the
-    function is returned as it is."""
-    return gluon.jit(function, do_not_specialize=varying) if MODE is TritonMode.DEVICE else function
+def gluon_jit(
+    function: Callable[..., Any], *, name: Callable[[Any], str] | None = None, varying: Sequence[str] = ()
+) -> Any:
+    """``gluon.jit`` where kernels are compiled; ``name`` and ``varying`` as in :func:`flashrec.kernels._triton.jit`.
+    Elsewhere the function is returned as it is."""
+    return gluon.jit(function, repr=name, do_not_specialize=varying) if MODE is TritonMode.DEVICE else function
 
 
-def tile_descriptor(tensor: Any, rows: int, columns: int) -> Any:
-    """A host-side descriptor of bf16 ``tensor[slots, width]`` for the copy engine's tiles [rows, columns]."""
+@gluon_jit
+def after_previous() -> None:
+    """Device: :func:`flashrec.kernels._triton.after_previous`, on a Hopper."""
+    tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
+
+
+def tile_descriptor(tensor: torch.Tensor, rows: int, columns: int) -> Any:
+    """A host-side descriptor of bf16 or FP8 ``tensor[rows, width]`` for the copy engine's tiles [rows, columns]."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     block = [rows, columns]
-    return TensorDescriptor.from_tensor(tensor, block, gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16))
+    dtype = {torch.bfloat16: gl.bfloat16, torch.float8_e4m3fn: gl.float8e4nv}[tensor.dtype]
+    return TensorDescriptor.from_tensor(tensor, block, gl.NVMMASharedLayout.get_default_for(block, dtype))

@@ -70,15 +70,14 @@ def attend_tile(
             v = tl.where((position < end)[:, None], v, tl.zeros_like(v))
     else:
         slots = page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
-        k_tile = k_cache + kv_head * HEAD_DIM + slots[None, :] * slot_stride + lane[:, None]
-        v_tile = v_cache + kv_head * HEAD_DIM + slots[:, None] * slot_stride + lane[None, :]
+        tile = kv_head * HEAD_DIM + slots[:, None] * slot_stride + lane[None, :]
         if MASKED or HEAD_DIM != BLOCK_D:
-            valid = position < end
-            k = tl.load(k_tile, mask=valid[None, :] & (lane < HEAD_DIM)[:, None], other=0.0)
-            v = tl.load(v_tile, mask=valid[:, None] & (lane < HEAD_DIM)[None, :], other=0.0)
+            valid = (position < end)[:, None] & (lane < HEAD_DIM)[None, :]
+            k = tl.load(k_cache + tile, mask=valid, other=0.0).T
+            v = tl.load(v_cache + tile, mask=valid, other=0.0)
         else:
-            k = tl.load(k_tile)
-            v = tl.load(v_tile)
+            k = tl.load(k_cache + tile).T
+            v = tl.load(v_cache + tile)
     logits = tl.dot(q, k.to(q.dtype), input_precision="ieee")
     if MASKED:
         logits = tl.where(position[None, :] < limits[:, None], logits, float("-inf"))
@@ -119,7 +118,7 @@ def attend_range(
     A tile's page numbers are loaded one tile ahead, so that its K and V need not wait for them.
     """
     page = pages_of(pages, begin, end, PAGE_SIZE, KV_TILE, DESCRIPTOR)
-    for start in range(begin, whole, KV_TILE):
+    for start in tl.range(begin, whole, KV_TILE, disable_licm=True):
         following = pages_of(pages, start + KV_TILE, end, PAGE_SIZE, KV_TILE, DESCRIPTOR)
         peak, total, weighted = attend_tile(
             q,
@@ -143,7 +142,7 @@ def attend_range(
             False,
         )
         page = following
-    for start in range(whole, end, KV_TILE):
+    for start in tl.range(whole, end, KV_TILE, disable_licm=True):
         following = pages_of(pages, start + KV_TILE, end, PAGE_SIZE, KV_TILE, DESCRIPTOR)
         peak, total, weighted = attend_tile(
             q,

@@ -169,7 +169,7 @@ def since_hopper() -> bool:
 
 
 def overlap() -> dict[str, bool]:
-    """Launch arguments of a kernel that begins with :func:`after_previous`: on a Hopper or newer it may be launched
+    """Launch arguments of a kernel that calls :func:`after_previous`: on a Hopper or newer it may be launched
     while the kernel before it ends (programmatic dependent launch), which hides most of the gap between the two."""
     return {"OVERLAP": True, "launch_pdl": True} if since_hopper() else {"OVERLAP": False}
 
@@ -178,7 +178,8 @@ def overlap() -> dict[str, bool]:
 def after_previous(OVERLAP: tl.constexpr) -> None:
     """Device: waits until the kernel before has ended and its writes are seen; the next one may then be launched.
 
-    Every kernel of :func:`overlap` begins with it, so that nothing is read or written early.
+    Every kernel of :func:`overlap` calls it once, and before that writes nothing and reads only what no kernel of a
+    layer writes: weights, tables, and the layout of a wave. The kernel before may be writing anything else.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()

@@ -46,6 +46,22 @@ def first_difference(
     return None
 
 
+def gluon_difference(
+    gluon: Product, library: Product, weights: Sequence[tuple[int, int]], device: torch.device
+) -> str | None:
+    """Where Gluon's FP8 product gives other bits than the library's, or why it cannot be tried here, or ``None``."""
+    try:
+        different = first_difference(gluon, library, weights, device, fp8=True)
+    except Exception as error:
+        return _unusable(error)
+    return None if different is None else f"other bits for {different}"
+
+
+def _unusable(error: Exception) -> str:
+    """Gluon is experimental: another Triton's compiler may refuse it in any way."""
+    return f"it does not run here ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+
+
 PROMPTS = ((0, 2500), (1000, 1131), (0, 64), (700, 701))
 """Cached and whole length of the prompts that the prefill kernels are tried on."""
 
@@ -74,7 +90,7 @@ def prefill_difference(tall: Product, short: Product, shape: AttentionShape, dev
 
     try:
         found = run(tall, TALL_TILE_M)
-    except Exception as error:  # Gluon is experimental: another Triton's compiler may refuse it in any way.
-        return f"it does not run here ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+    except Exception as error:
+        return _unusable(error)
     same = (found == run(short, TILE_M)).flatten(1).all(dim=1)
     return None if bool(same.all()) else f"row {int(same.int().argmin())} of {len(same)}"

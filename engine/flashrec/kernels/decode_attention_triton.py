@@ -13,10 +13,6 @@ from flashrec.kernels.paged_attention import KV_TILE
 from flashrec.kernels.quantize import ABSMAX_FLOOR, empty_codes
 
 CONTEXT_WARPS = 4
-WIDE_CONTEXT_WARPS = 8
-"""Warps where K and V are converted from FP8, or fetched without a tensor descriptor. With four, 16 heads of 128 spill
-24 bytes of stack a thread in bf16 without descriptors and 32 in FP8 with them, with eight none (Triton 3.6 for sm_90,
-2026-12-03)."""
 CONTEXT_STAGES = 3
 PREFETCH = 4
 """States, or a beam's own tokens, whose loads the merge kernel has in flight together."""
@@ -46,15 +42,15 @@ def _launch(
     num_tiles = tiles.rows.shape[0]
     if rows == 0 or len(pieces) == 0:
         return
-    partial = torch.empty(len(pieces), tile_rows, q_heads, head_dim, dtype=torch.float32, device=q.device)
-    peaks, totals = torch.empty(2, len(pieces), tile_rows, q_heads, dtype=torch.float32, device=q.device)
     quantised = k_cache.element_size() == 1
     log2_scale = scale * LOG2E * (k_scale if quantised else 1.0)
     value_scale = v_scale if quantised else 1.0
     block_d = max(16, next_power_of_2(head_dim))
     group_block = next_power_of_2(q_heads // kv_heads)
+    shape = (len(pieces), kv_heads, tile_rows * group_block)
+    partial = torch.empty(*shape, block_d, dtype=torch.float32, device=q.device)
+    peaks, totals = torch.empty(2, *shape, dtype=torch.float32, device=q.device)
     k_tiles, v_tiles, descriptor = cache_arguments(k_cache, v_cache, page_size, KV_TILE)
-    warps = CONTEXT_WARPS if descriptor and not quantised else WIDE_CONTEXT_WARPS
     context_kernel[(kv_heads, min(programs(kv_heads), len(pieces)))](
         q,
         k_tiles,
@@ -79,7 +75,7 @@ def _launch(
         KV_TILE=KV_TILE,
         FIELDS=PIECE_FIELDS,
         DESCRIPTOR=descriptor,
-        num_warps=warps,
+        num_warps=CONTEXT_WARPS,
         num_stages=CONTEXT_STAGES,
         **overlap(),
     )
@@ -109,6 +105,7 @@ def _launch(
         HEAD_DIM=head_dim,
         BLOCK_D=block_d,
         HEAD_BLOCK=next_power_of_2(q_heads),
+        GROUP_BLOCK=group_block,
         TILE_ROWS=tile_rows,
         QUANTIZE=out_scale is not None,
         PREFETCH=PREFETCH,

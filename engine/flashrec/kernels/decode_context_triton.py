@@ -79,8 +79,10 @@ def context_kernel(
 ) -> None:
     """A K/V head a program: every so many-th of the ``pieces`` of :class:`flashrec.kernels.decode_work.DecodeWork`.
 
-    ``partial`` float32 [states, TILE_ROWS, hq, HEAD_DIM], ``peaks`` and ``totals`` float32 [states, TILE_ROWS, hq].
+    ``partial`` float32 [states, KV_HEADS, TILE_ROWS * GROUP_BLOCK, BLOCK_D], ``peaks`` and ``totals`` the same without
+    its last axis. They have room for all rows of a tile, live or not: a mask would take registers that are scarce.
     """
+    count = tl.load(states + num_tiles)
     after_previous(OVERLAP)
     kv_head = tl.program_id(0)
     group: tl.constexpr = Q_HEADS // KV_HEADS
@@ -89,7 +91,7 @@ def context_kernel(
     within = m // GROUP_BLOCK
     member = m % GROUP_BLOCK
     lane = tl.arange(0, BLOCK_D)
-    for number in range(tl.program_id(1), tl.load(states + num_tiles), tl.num_programs(1)):
+    for number in range(tl.program_id(1), count, tl.num_programs(1)):
         piece = pieces + number * FIELDS
         request = tl.load(piece)
         row0 = tl.load(piece + 1)
@@ -125,7 +127,7 @@ def context_kernel(
                 DESCRIPTOR,
             )
             peak, total, weighted = merge_states(peak, total, weighted, other_peak, other_total, other_weighted)
-        target = (state.to(tl.int64) * TILE_ROWS + within) * Q_HEADS + kv_head * group + member
-        tl.store(partial + target[:, None] * HEAD_DIM + lane[None, :], weighted, mask=mask)
-        tl.store(peaks + target, peak, mask=inside)
-        tl.store(totals + target, total, mask=inside)
+        target = (state.to(tl.int64) * KV_HEADS + kv_head) * size + m
+        tl.store(partial + target[:, None] * BLOCK_D + lane[None, :], weighted)
+        tl.store(peaks + target, peak)
+        tl.store(totals + target, total)

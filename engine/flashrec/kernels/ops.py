@@ -10,10 +10,10 @@ import torch
 
 from flashrec.errors import ConfigError
 from flashrec.kernels._triton import MODE, TritonMode
-from flashrec.kernels.agreement import first_difference, prefill_difference
-from flashrec.kernels.gemm import linear_fp8_triton, linear_triton
+from flashrec.kernels.agreement import first_difference, gluon_difference, prefill_difference
+from flashrec.kernels.gemm import linear_triton
 from flashrec.kernels.gemm_plan import is_small
-from flashrec.kernels.linear import configure_cublas, linear_cublas, linear_fp8_scaled_mm
+from flashrec.kernels.linear import configure_cublas, linear_cublas
 from flashrec.kernels.prefill_attention_gluon import is_tall, unfit
 from flashrec.kernels.registry import CUBLAS, GLUON, REGISTRY, SCALED_MM, TRITON, Kernel
 from flashrec.kernels.tiles import AttentionShape, RowTiles
@@ -142,33 +142,53 @@ def _implementation(operation: str, name: str) -> Kernel:
     return spec.reference if name == TORCH else spec.implementations[name]
 
 
-SMALL = f"{TRITON} for small products, else"
+def _for_small(name: str, other: str) -> str:
+    return f"{name} for small products, else {other}"
 
 
 def _fp8_product(device: torch.device, weights: Sequence[tuple[int, int]]) -> tuple[Kernel, Choice]:
-    """Triton for small products and ``torch._scaled_mm`` for large, where they agree to the bit; else the latter.
-
-    Sizes that ``_scaled_mm`` does not take are Triton's alone.
+    """A product of ours for small ones, on a Hopper Gluon's, and ``torch._scaled_mm`` for large, where they agree to
+    the bit; else the latter. Sizes that ``_scaled_mm`` does not take are Triton's alone.
     """
+    kernels = REGISTRY["linear_fp8"].implementations
     odd = next((weight for weight in weights if weight[0] % 16 or weight[1] % 16), None)
     if odd is not None:
-        return linear_fp8_triton, Choice(TRITON, f"{SCALED_MM} takes multiples of 16, not a {list(odd)} weight")
-    different = first_difference(linear_fp8_triton, linear_fp8_scaled_mm, weights, device, fp8=True)
+        return kernels[TRITON], Choice(TRITON, f"{SCALED_MM} takes multiples of 16, not a {list(odd)} weight")
+    large, otherwise = kernels[SCALED_MM], ""
+    if is_hopper(device):
+        why_not = gluon_difference(kernels[GLUON], large, weights, device)
+        if why_not is None:
+            return by_size(kernels[GLUON], large), Choice(_for_small(GLUON, SCALED_MM), _TRIED)
+        otherwise = f"; {GLUON} not: {why_not}"
+    different = first_difference(kernels[TRITON], large, weights, device, fp8=True)
     if different is not None:
-        return linear_fp8_scaled_mm, Choice(SCALED_MM, f"Triton gives other bits on this device: {different}")
-    return linear_fp8_by_shape, Choice(f"{SMALL} {SCALED_MM}", "the same bits for every weight of the model, tried")
+        return large, Choice(SCALED_MM, f"{TRITON} gives other bits on this device: {different}{otherwise}")
+    return by_size(kernels[TRITON], large), Choice(_for_small(TRITON, SCALED_MM), f"{_TRIED}{otherwise}")
 
 
-def linear_fp8_by_shape(
-    x_fp8: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_fp8: torch.Tensor,
-    w_scale: torch.Tensor,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
+_TRIED = "the same bits for every weight of the model, tried"
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Whether Gluon's kernels are for a GPU."""
+    return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def by_size(small: Kernel, large: Kernel) -> Kernel:
     """:func:`flashrec.kernels.linear.linear_fp8` by the faster of two products that give the same bits."""
-    small = is_small(x_fp8.shape[0], w_fp8.shape[0])
-    return (linear_fp8_triton if small else linear_fp8_scaled_mm)(x_fp8, x_scale, w_fp8, w_scale, out_dtype)
+
+    def linear_fp8(
+        x_fp8: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_fp8: torch.Tensor,
+        w_scale: torch.Tensor,
+        out_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        kernel = small if is_small(x_fp8.shape[0], w_fp8.shape[0]) else large
+        out: torch.Tensor = kernel(x_fp8, x_scale, w_fp8, w_scale, out_dtype)
+        return out
+
+    return linear_fp8
 
 
 LONG_K = 4096
@@ -189,7 +209,7 @@ def _bf16_product(device: torch.device, weights: Sequence[tuple[int, int]]) -> t
         ours = w.shape[1] > LONG_K and (different is not None or shared)
         return (linear_triton if ours else linear_cublas)(x, w)
 
-    said = f"{SMALL} {CUBLAS}" if different is None else TRITON
+    said = _for_small(TRITON, CUBLAS) if different is None else TRITON
     reason = "split-K off" if different is None else f"split-K off; the two differ: {different}"
     return linear, Choice(f"{CUBLAS}; above K = {LONG_K} {said}", reason)
 
@@ -198,7 +218,7 @@ def _prefill_attention(device: torch.device, shape: AttentionShape) -> tuple[Ker
     """Triton's kernel, and on a Hopper the one for long contexts beside it, where they agree to the bit."""
     kernels = REGISTRY["paged_prefill_attention"].implementations
     why_not = unfit(shape)
-    if torch.cuda.get_device_capability(device) != (9, 0):
+    if not is_hopper(device):
         why_not = "this GPU is no Hopper"
     if not why_not:
         why_not = prefill_difference(kernels[GLUON], kernels[TRITON], shape, device) or ""

@@ -11,6 +11,7 @@ from flashrec.kernels import (
     decode_attention,
     decode_attention_triton,
     gemm,
+    gemm_gluon,
     linear,
     prefill_attention,
     prefill_attention_gluon,
@@ -74,7 +75,11 @@ _SPECS = (
     _spec(
         linear.linear_fp8,
         Tolerance.MEASURED,
-        {TRITON: gemm.linear_fp8_triton, SCALED_MM: linear.linear_fp8_scaled_mm},
+        {
+            TRITON: gemm.linear_fp8_triton,
+            GLUON: gemm_gluon.linear_fp8_gluon,
+            SCALED_MM: linear.linear_fp8_scaled_mm,
+        },
     ),
     _spec(
         decode_attention.shared_prefix_attention,

@@ -13,7 +13,18 @@ from flashrec.kernels.decode_work import SPLIT_TOKENS, decode_work
 from flashrec.kernels.registry import GLUON, TRITON
 from flashrec.kernels.tiles import TALL_TILE_M, TILE_M, RowTiles, count_row_tiles, row_tiles, rows_per_tile
 from flashrec_harness.guarded import poison_
-from flashrec_harness.kernel_cases.base import Argument, Collect, Draws, KernelCase, Lane, Output, draws, exact
+from flashrec_harness.kernel_cases.base import (
+    NO_GLUON,
+    Argument,
+    Collect,
+    Draws,
+    KernelCase,
+    Lane,
+    Output,
+    draws,
+    exact,
+    has_gluon,
+)
 from flashrec_harness.kernel_cases.pointwise import code_outputs
 
 _CPU_HEADS = ((2, 1, 16), (4, 2, 16), (6, 2, 24), (3, 3, 8))
@@ -104,16 +115,7 @@ def _unfit(lane: Lane) -> dict[str, str]:
 def _unfit_prefill(lane: Lane, tall: bool) -> dict[str, str]:
     if tall:
         return {TRITON: "tall tiles are the Gluon kernel's"}
-    return _unfit(lane) | {GLUON: "short tiles are the Triton kernel's" if has_gluon(lane) else _NO_GLUON}
-
-
-_NO_GLUON = "the Gluon kernel runs on a Hopper, in bf16, and has no interpreter"
-
-
-def has_gluon(lane: Lane) -> bool:
-    """Whether the Gluon kernel can be called: on a Hopper, and on a CPU, where it is compiled for one and not run."""
-    hopper = lane.device.type == "cpu" or torch.cuda.get_device_capability(lane.device) == (9, 0)
-    return lane.compiled and lane.dtype == torch.bfloat16 and hopper
+    return _unfit(lane) | {GLUON: "short tiles are the Triton kernel's" if has_gluon(lane) else NO_GLUON}
 
 
 def _covered(lane: Lane, rows: int, *, codes: bool) -> Collect:

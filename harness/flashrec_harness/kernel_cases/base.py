@@ -136,3 +136,12 @@ def with_zero_row(x: torch.Tensor, wanted: bool) -> torch.Tensor:
 def exact(value: Any) -> Any:
     """A float tensor in float64; anything else as it is."""
     return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+NO_GLUON = "Gluon kernels run on a Hopper, in bf16, and have no interpreter"
+
+
+def has_gluon(lane: Lane) -> bool:
+    """Whether Gluon kernels can be called: on a Hopper, and on a CPU, where they are compiled for one and not run."""
+    hopper = lane.device.type == "cpu" or torch.cuda.get_device_capability(lane.device) == (9, 0)
+    return lane.compiled and lane.dtype == torch.bfloat16 and hopper

@@ -8,8 +8,19 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from flashrec.kernels.registry import CUBLAS, SCALED_MM, TRITON
-from flashrec_harness.kernel_cases.base import Argument, Draws, KernelCase, Lane, Output, draws, exact, layouts
+from flashrec.kernels.registry import CUBLAS, GLUON, SCALED_MM, TRITON
+from flashrec_harness.kernel_cases.base import (
+    NO_GLUON,
+    Argument,
+    Draws,
+    KernelCase,
+    Lane,
+    Output,
+    draws,
+    exact,
+    has_gluon,
+    layouts,
+)
 from flashrec_harness.kernel_cases.pointwise import random_fp8
 
 _CPU_ROWS = (0, 1, 2, 15, 16, 17, 33, 64, 65)
@@ -36,10 +47,17 @@ def _unfit(lane: Lane, name: str, aligned: bool) -> dict[str, str]:
     return {} if aligned else {name: "takes contiguous operands with sizes of multiples of 16"}
 
 
-def _unfit_fp8(lane: Lane, aligned: bool) -> dict[str, str]:
+_UNALIGNED = "takes rows that begin at multiples of 16 bytes"
+
+
+def _unfit_fp8(lane: Lane, outs: int, size: int, offset: int) -> dict[str, str]:
     if lane.compiled and lane.dtype == torch.float32:
-        return dict.fromkeys((TRITON, SCALED_MM), "FP8 matrix units add in about 14 bits, too few for a float32 result")
-    return _unfit(lane, SCALED_MM, aligned)
+        reason = "FP8 matrix units add in about 14 bits, too few for a float32 result"
+        return dict.fromkeys((TRITON, GLUON, SCALED_MM), reason)
+    unfit = _unfit(lane, SCALED_MM, outs % 16 == 0 and size % 16 == 0)
+    if not has_gluon(lane):
+        return unfit | {GLUON: NO_GLUON}
+    return unfit if size % 16 == 0 and offset % 16 == 0 else unfit | {GLUON: _UNALIGNED}
 
 
 @st.composite
@@ -76,5 +94,5 @@ def fp8_product(data: Draws, rows: int, outs: int, size: int, *, offset: int = 0
         (Argument(x, 0, offset), Argument(x_scale, 0, offset), Argument(w), Argument(w_scale), lane.dtype),
         (exact(x), exact(x_scale), exact(w), exact(w_scale), torch.float64),
         _one,
-        _unfit_fp8(lane, outs % 16 == 0 and size % 16 == 0),
+        _unfit_fp8(lane, outs, size, offset),
     )
