@@ -92,7 +92,16 @@ class PoisonedOutputs(TorchFunctionMode):
         self.placed.append((buffer, size))
         return buffer[GUARD : GUARD + size].view(shape)
 
-    def intact(self) -> bool:
-        """Whether every band still holds what :func:`poison_` left there."""
-        bands = ((b[:GUARD], b[GUARD + size :]) for b, size in self.placed)
-        return all(_same_bytes(band, poison_(band.clone())) for pair in bands for band in pair)
+    def intact(self, returned: Iterable[torch.Tensor] = ()) -> bool:
+        """Whether every band still holds what :func:`poison_` left there, and so does the room behind those
+        ``returned`` that are the first part of what was allocated."""
+        ends: dict[int, int] = {}
+        for tensor in returned:
+            storage = tensor.untyped_storage().data_ptr()
+            ends[storage] = max(ends.get(storage, 0), int(tensor.storage_offset()) + tensor.numel())
+        for buffer, size in self.placed:
+            end = ends.get(buffer.untyped_storage().data_ptr(), GUARD + size)
+            for band in (buffer[:GUARD], buffer[end:]):
+                if not _same_bytes(band, poison_(band.clone())):
+                    return False
+        return True

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from flashrec.kernels.registry import Kernel, KernelSpec
 from flashrec_harness.equivalence import Agreement, Rule, compare
@@ -55,7 +56,7 @@ def check_case(spec: KernelSpec, kernel: Kernel, case: KernelCase, *, replay: bo
         result = kernel(*arguments)
     produced = case.collect(result, arguments)
     _judge(verdict, produced, truth, expected)
-    _check_bands(verdict, placed, outputs)
+    _check_bands(verdict, placed, outputs, result)
     if replay and verdict.passed and any(output.tensor.numel() for output in produced):
         _check_replay(verdict, kernel, case, produced)
     return verdict
@@ -107,10 +108,11 @@ def _nonzero(tensor: torch.Tensor) -> bool:
     return bool(tensor.float().nan_to_num(nan=1.0).abs().max() > 0) if tensor.numel() else False
 
 
-def _check_bands(verdict: Verdict, placed: Sequence[Placed], outputs: PoisonedOutputs) -> None:
+def _check_bands(verdict: Verdict, placed: Sequence[Placed], outputs: PoisonedOutputs, result: Any) -> None:
+    returned = [value for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
     if not all(target.intact() for target in placed):
         verdict.failures.append("wrote outside its outputs, into or beside an operand")
-    if not outputs.intact():
+    if not outputs.intact(returned):
         verdict.failures.append("wrote outside an output it allocated")
 
 
@@ -132,4 +134,4 @@ def _check_replay(verdict: Verdict, kernel: Kernel, case: KernelCase, eager: Seq
         agreement = compare(replayed.tensor, ours.tensor, ours.tensor, Rule.BITWISE)
         if not agreement.passed:
             verdict.failures.append(f"{ours.name}: graph replay differs from the eager call: {agreement.failure}")
-    _check_bands(verdict, placed, outputs)
+    _check_bands(verdict, placed, outputs, result)

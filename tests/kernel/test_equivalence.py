@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flashrec.kernels.gemm_plan import empty_rows
+from flashrec.kernels.registry import REGISTRY
 from flashrec_harness.equivalence import FEW_ELEMENTS, Rule, compare, distance, rounding_floor
 from flashrec_harness.guarded import GUARD, PoisonedOutputs, place
+from flashrec_harness.kernel_cases.base import Argument, KernelCase, Output
+from flashrec_harness.kernel_check import check_case
 
 FP8 = torch.float8_e4m3fn
 
@@ -125,3 +129,33 @@ def test_poisoned_outputs_start_as_nan_and_tell_on_an_overrun() -> None:
     assert outputs.intact()
     torch.as_strided(floats, (1,), (1,), floats.storage_offset() + 12).zero_()
     assert not outputs.intact()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_room_behind_the_rows_that_are_returned_is_not_theirs(several: bool) -> None:
+    """Rows of a product have room behind them, which hides a row too many from the band."""
+    with PoisonedOutputs() as outputs:
+        room, other = torch.empty(8, 4), torch.empty(3)
+    rows = room[:5]
+    rows.zero_()
+    other.zero_()
+    returned = [rows, rows[1:3]] if several else [rows]
+    assert outputs.intact(returned)
+    room[5, 0] = 0.0
+    assert outputs.intact()
+    assert not outputs.intact(returned)
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_a_kernel_that_writes_a_row_too_many_fails(beyond: int) -> None:
+    """Planted: into the room that the rows of a product have behind them."""
+    spec = REGISTRY["silu_mul"]
+    gate_up = torch.randn(5, 16, generator=torch.Generator().manual_seed(3))
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        out = empty_rows(5, 8, x.dtype, x.device)
+        out.as_strided((5 + beyond, 8), (8, 1)).copy_(torch.cat((spec.reference(x), torch.zeros(beyond, 8))))
+        return out
+
+    case = KernelCase("5 rows", (Argument(gate_up),), (gate_up.double(),), lambda out, _: [Output("out", out)], {})
+    assert check_case(spec, kernel, case).failures == ["wrote outside an output it allocated"] * beyond

@@ -38,6 +38,8 @@ def first_difference(
         x, w = normal(ROWS[-1], size), normal(outs, size, size**-0.5)
         rows, columns = (quant_per_token(x), quantize_weight(w)) if fp8 else ((x,), (w,))
         rest = (*columns, torch.bfloat16) if fp8 else columns
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # a product may read a weight before the kernel launched last has ended
         whole = one(*rows, *rest)
         for count in rows_to_try(outs, 1 if fp8 else 2):
             for product in (one, other):
