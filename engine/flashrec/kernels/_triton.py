@@ -178,8 +178,9 @@ def overlap() -> dict[str, bool]:
 def after_previous(OVERLAP: tl.constexpr) -> None:
     """Device: waits until the kernel before has ended and its writes are seen; the next one may then be launched.
 
-    Every kernel of :func:`overlap` calls it once, and before that writes nothing and reads only what no kernel of a
-    layer writes: weights, tables, and the layout of a wave. The kernel before may be writing anything else.
+    Every kernel of :func:`overlap` calls it once, and before that writes nothing and reads nothing that the kernel
+    before writes, which may still run. All kernels before that one have ended: it lets the next begin only after its
+    own wait. Hence the order of the two lines.
     """
     if OVERLAP:
         tl.extra.cuda.gdc_wait()

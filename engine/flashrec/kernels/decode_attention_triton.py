@@ -17,7 +17,7 @@ CONTEXT_WARPS = 4
 405 / 697, bf16 and pages of 64 232 / 517, of 16 344 / 586."""
 CONTEXT_STAGES = 3
 PREFETCH = 4
-"""States, or a beam's own tokens, whose loads the merge kernel has in flight together."""
+"""States, or a beam's own tokens after its first two, whose loads the merge kernel has in flight together."""
 
 
 def _launch(
