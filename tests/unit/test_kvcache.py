@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
+from pathlib import Path
 
 import hypothesis.strategies as st
 import numpy as np
@@ -20,9 +22,9 @@ from flashrec.kvcache.radix import PageNode, RadixCache, page_tag
 PAGE = 4
 
 
-def make_pool(pages: int = 9) -> KVPool:
+def make_pool(pages: int = 9, head_dim: int = 2) -> KVPool:
     return KVPool.allocate(
-        num_layers=1, num_kv_heads=1, head_dim=2, num_pages=pages, page_size=PAGE, beam_slots=8,
+        num_layers=1, num_kv_heads=1, head_dim=head_dim, num_pages=pages, page_size=PAGE, beam_slots=8,
         dtype=torch.float32, device=torch.device("cpu"),
     )  # fmt: skip
 
@@ -53,6 +55,23 @@ def test_storage_starts_at_zero_and_has_the_beam_slots_last() -> None:
     assert pool.beam_base == 5 * PAGE
     assert not pool.k.any()
     assert not pool.v.any()
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_storage_on_a_cpu_takes_no_memory_until_it_is_written() -> None:
+    before = resident_bytes()
+    pool = make_pool(head_dim=1 << 20)
+    assert resident_bytes() - before < pool.k.nbytes // 2
+    pool.k.fill_(1.0)
+    assert resident_bytes() - before > pool.k.nbytes // 2
+
+
+def test_more_memory_than_there_can_be_is_said_by_the_name_of_the_setting() -> None:
+    with pytest.raises(ConfigError, match=r"kv_pool_bytes: no .* bytes for keys or values"):
+        make_pool(1 << 46)
 
 
 def test_the_scratch_page_is_never_handed_out() -> None:

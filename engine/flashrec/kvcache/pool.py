@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +21,23 @@ def page_table(pages: Sequence[list[int]]) -> NDArray[np.int32]:
     """The pages of several prompts as rows int32 [prompts, most pages], padded with the scratch page."""
     padding = [SCRATCH_PAGE] * max(map(len, pages))
     return np.array([row + padding[len(row) :] for row in pages], dtype=np.int32)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """``torch.zeros`` that takes no memory on a CPU before it is written.
+
+    Memory mapped anonymously reads as zero; ``torch.zeros`` writes all of it. With the default of 1 GiB an engine of
+    the bundled checkpoint is built in 0.1 s in place of 0.6, and its process stays at 354 MiB in place of 1,430 (an
+    x86 machine that others use, one thread, 2026-12-03).
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise ConfigError(f"kv_pool_bytes: no {size:,} bytes for keys or values ({error}); set it lower") from error
+    return torch.frombuffer(mapped, dtype=dtype).view(shape)
 
 
 class PoolExhaustedError(Exception):
@@ -67,8 +86,8 @@ class KVPool:
         """Allocate zeroed storage: a page that was never written must not hold NaN, which masks would spread."""
         shape = (num_layers, num_pages * page_size + beam_slots, num_kv_heads, head_dim)
         return cls(
-            k=torch.zeros(shape, dtype=dtype, device=device),
-            v=torch.zeros(shape, dtype=dtype, device=device),
+            k=_zeros(shape, dtype, device),
+            v=_zeros(shape, dtype, device),
             page_size=page_size,
             num_pages=num_pages,
             beam_slots=beam_slots,
