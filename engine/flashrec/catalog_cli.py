@@ -10,9 +10,9 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from flashrec.console import make_console
 from flashrec.errors import CatalogError, CheckpointError
 from flashrec.sid.catalog import Catalog, load_catalog
 from flashrec.sid.codes import RECIF_BASE, RECIF_DEPTH, Packing
@@ -164,7 +164,7 @@ def _print(file: Path, figures: CatalogStats) -> None:
             f"{level.single_child_nodes:,}",
             "dense" if level.dense else "CSR",
         )
-    Console().print(table)
+    make_console().print(table)
 
 
 def _yes(flag: bool) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from flashrec.console import make_console
 from flashrec_harness.outcome import ExitCode
 from flashrec_harness.report.terminal import rows_table
 
 app = typer.Typer(help="Stored baselines; `perf --update-baseline --reason ...` writes them.", no_args_is_help=True)
-_console = Console()
+_console = make_console()
 
 Directory = Annotated[Path, typer.Argument(help="A baseline file, or a directory of them.")]
 

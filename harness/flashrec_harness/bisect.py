@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from flashrec.errors import ConfigError
+from flashrec_harness.children import last_error
 from flashrec_harness.outcome import Check, Outcome
 from flashrec_harness.report.model import load
 from flashrec_harness.worktrees import Repository, Revision, python_path
@@ -106,9 +107,9 @@ def suite_judge(suite: str, arguments: Sequence[str], check: str, good: Revision
             code, output = _run(tree, command)
             if suite == "golden":
                 words: dict[int, Word] = {0: "good", 1: "bad"}
-                return words.get(code, "skip"), _last_line(output)
+                return words.get(code, "skip"), last_error(output)
             if not (Path(directory) / "latest").exists():
-                return "skip", _last_line(output)
+                return "skip", last_error(output)
             return word_of(load(Path(directory) / "latest").judged, check)
 
     return judge
@@ -135,8 +136,3 @@ def _run(tree: Path, arguments: Sequence[str]) -> tuple[int, str]:
         check=False,
     )
     return done.returncode, done.stdout + done.stderr
-
-
-def _last_line(output: str) -> str:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return lines[-1] if lines else "no output"

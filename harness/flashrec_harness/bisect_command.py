@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from flashrec.console import make_console
 from flashrec_harness.outcome import ExitCode
 
-_console = Console()
+_console = make_console()
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 """What the suite is to be told is not the bisection's to know."""
 

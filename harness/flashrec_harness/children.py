@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,11 @@ from pathlib import Path
 from flashrec_harness import budget
 
 _LOG_TAIL_LINES = 15
+_RAISED = re.compile(
+    r"^(?P<bar>(?: *\| )?)Traceback \(most recent call last\):\n(?:(?P=bar) {2}.*\n)*(?P=bar)(?P<error>\S.*)",
+    re.MULTILINE,
+)
+"""A traceback's frames are indented, its exception is not; a bar stands before those of an exception group."""
 
 
 class ChildError(RuntimeError):
@@ -61,6 +67,16 @@ def run_module(
             raise ChildError(f"{module}: no end after {timeout_s:.0f} s; {_tail(log)}") from None
     if code != 0:
         raise ChildError(f"{module}: exit code {code}; {_tail(log)}")
+
+
+def last_error(output: str) -> str:
+    """The one line that says why a process ended, of what it wrote.
+
+    The exception of the last traceback, since an exception's notes come after it; without one, the last line.
+    """
+    raised = [match["error"] for match in _RAISED.finditer(output)]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return (raised or lines or ["no output"])[-1]
 
 
 def _tail(log: Path) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from flashrec.console import make_console
 from flashrec.errors import ConfigError, FlashRecError
 from flashrec_harness import bisect_command, reading_commands, serving_commands, trace_command, trend_command
 from flashrec_harness import options as opt
@@ -37,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_console = Console()
+_console = make_console()
 _REPORTS = Path("reports")
 _BASELINES = Path("baselines")
 _INTERRUPTED = 130

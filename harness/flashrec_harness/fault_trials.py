@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashrec_harness import hardware
-from flashrec_harness.children import package_path
+from flashrec_harness.children import last_error, package_path
 from flashrec_harness.outcome import Check, Outcome, count
 from flashrec_harness.planting import PLANT_VARIABLE
 from flashrec_harness.report.model import load
@@ -205,10 +205,7 @@ def _reported(where: Path, log: Path, code: int) -> tuple[list[Check], str]:
         return [_check(body) for body in json.loads(plain.read_text(encoding="utf-8"))], ""
     if report.is_file():
         return [check for checks in load(report).suites.values() for check in checks], ""
-    last = next(
-        (line for line in reversed(log.read_text("utf-8", "replace").splitlines()) if line.strip()), "no output"
-    )
-    return [], f"exit code {code}: {last}"
+    return [], f"exit code {code}: {last_error(log.read_text('utf-8', 'replace'))}"
 
 
 def _check(body: Mapping[str, str]) -> Check:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from flashrec.console import make_console
 from flashrec.errors import ConfigError
 from flashrec_harness import fault_trials, faults_page, hardware
 from flashrec_harness import options as opt
@@ -23,7 +23,7 @@ from flashrec_harness.report import terminal
 from flashrec_harness.runner import Session
 from flashrec_harness.targets import resolve_catalog, resolve_model
 
-_console = Console()
+_console = make_console()
 
 
 def command(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from flashrec.console import make_console
 from flashrec_harness import options as opt
 from flashrec_harness.outcome import ExitCode, SuiteContext
 from flashrec_harness.report.terminal import rows_table
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flashrec_harness.determinism.golden import Golden
 
 app = typer.Typer(help="Golden digests: did any bit change between two commits, and where?", no_args_is_help=True)
-_console = Console()
+_console = make_console()
 
 Digests = Annotated[Path, typer.Argument(help="A run's directory or its golden.json.", exists=True)]
 Directory = Annotated[Path, typer.Option("--directory", help="Where golden digests are kept.")]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from flashrec_harness.children import ChildError, package_path
+from flashrec_harness.children import ChildError, last_error, package_path
 
 COMPUTE_CAPABILITY = 90
 _TIMEOUT_S = 300.0
@@ -43,7 +43,7 @@ def instead_of_launching(replace: Callable[[_Run], _Run]) -> None:
 def rows_of(*arguments: str) -> list[dict[str, Any]]:
     """The JSON list that ``python *arguments`` prints without the interpreter.
 
-    Raises :class:`ChildError` for a non-zero exit, with the last line of its errors, or when it does not end.
+    Raises :class:`ChildError` for a non-zero exit, with what it ended with, or when it does not end.
     """
     try:
         child = subprocess.run(
@@ -56,6 +56,6 @@ def rows_of(*arguments: str) -> list[dict[str, Any]]:
     except subprocess.TimeoutExpired:
         raise ChildError(f"no end after {_TIMEOUT_S:.0f} s") from None
     if child.returncode:
-        raise ChildError(next((line for line in reversed(child.stderr.splitlines()) if line.strip()), "no message"))
+        raise ChildError(last_error(child.stderr))
     rows: list[dict[str, Any]] = json.loads(child.stdout)
     return rows

@@ -17,6 +17,7 @@ import torch
 
 from flashrec.kernels._triton import jit, tl
 from flashrec.kernels.registry import REGISTRY
+from flashrec_harness.children import last_error
 from flashrec_harness.kernel_cases import Lane
 from flashrec_harness.kernel_compile import call_own
 from flashrec_harness.outcome import Check, Outcome
@@ -97,8 +98,7 @@ def judge(log: str, stdout: str, stderr: str) -> Check:
         reason = f"memcheck counts {unnamed} errors that name no kernel"
         return _check(Outcome.INVALID, "errors outside kernels", reason)
     if _DONE not in stdout:
-        last = next((line for line in reversed(stderr.splitlines()) if line.strip()), "no message")
-        return _check(Outcome.INVALID, "the menu did not run to its end", last[:400])
+        return _check(Outcome.INVALID, "the menu did not run to its end", last_error(stderr)[:400])
     if not control:
         return _check(Outcome.INVALID, "blind", f"{CONTROL} reads past its operand, and memcheck did not report it")
     return _check(Outcome.PASS, f"{len(REGISTRY)} kernels, {_EXAMPLES} cases each: no error; the planted one was found")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
 
+from flashrec.console import make_console
 from flashrec_harness.outcome import ExitCode, exit_code
 from flashrec_harness.planting import Plant, planted
 from flashrec_harness.report import terminal
@@ -16,7 +16,7 @@ from flashrec_harness.report.model import load
 if TYPE_CHECKING:
     from flashrec_harness.repro import Bundle, Wave
 
-_console = Console()
+_console = make_console()
 
 
 def show(

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from flashrec_harness.children import last_error
 from flashrec_harness.servers import HEALTH_TIMEOUT_S, RunningServer, started_server
 
 PYTHON_VARIABLE = "FLASHREC_SGLANG_PYTHON"
@@ -160,8 +161,7 @@ def _run(command: Sequence[str], purpose: str) -> None:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S)
     except subprocess.CalledProcessError as error:
-        last = (error.stderr or error.stdout or "").strip().splitlines()[-1:] or ["no output"]
-        raise SglangUnavailableError(f"could not {purpose}: {last[0]}") from error
+        raise SglangUnavailableError(f"could not {purpose}: {last_error(error.stderr or error.stdout)}") from error
     except subprocess.TimeoutExpired as error:
         raise SglangUnavailableError(f"could not {purpose} within {_INSTALL_TIMEOUT_S:.0f} s") from error
 
@@ -187,6 +187,5 @@ def _probe(python: Path, what: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise SglangUnavailableError(f"{what}: importing SGLang took over {_IMPORT_TIMEOUT_S:.0f} s") from error
     if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
-        raise SglangUnavailableError(f"{what}: SGLang does not import ({last[0]})")
+        raise SglangUnavailableError(f"{what}: SGLang does not import ({last_error(done.stderr)})")
     return done.stdout.strip().splitlines()[-1]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from flashrec.console import make_console
 from flashrec_harness import options as opt
 from flashrec_harness.outcome import SuiteContext
 from flashrec_harness.planting import Plant
@@ -18,7 +18,7 @@ _REPORTS = Path("reports")
 
 def add_to(app: typer.Typer, make_context: Callable[..., SuiteContext], judge_with: Callable[..., None]) -> None:
     """Add the command to ``flashrec-harness``; the other two are how it makes a context and runs a suite."""
-    console = Console()
+    console = make_console()
 
     @app.command()
     def trace(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from flashrec.console import make_console
 from flashrec_harness import options as opt
 from flashrec_harness.outcome import ExitCode
 from flashrec_harness.report.terminal import rows_table
@@ -17,7 +17,7 @@ from flashrec_harness.report.terminal import rows_table
 if TYPE_CHECKING:
     from flashrec_harness.perf.history import Trend
 
-_console = Console()
+_console = make_console()
 
 
 def command(

@@ -57,6 +57,11 @@ def test_what_shows_nothing_is_no_pass(log: str, stdout: str, words: str) -> Non
     assert words in found.reason
 
 
+def test_the_reason_is_the_error_and_not_a_note_on_it() -> None:
+    stderr = "Traceback (most recent call last):\n  File ...\ntorch.OutOfMemoryError: CUDA\nwhile generating 'case'\n"
+    assert kernel_memcheck.judge(_log(), "", stderr).reason == "torch.OutOfMemoryError: CUDA"
+
+
 def test_a_machine_that_refuses_the_tool_is_not_run() -> None:
     found = kernel_memcheck.judge("========= Error: Device not supported. Please refer to the manual\n", "", "")
     assert found.outcome is Outcome.NOT_RUN

@@ -6,11 +6,11 @@ import csv
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from flashrec.assets import tiny_shop
 from flashrec.config import EngineConfig
+from flashrec.console import make_console
 from flashrec.errors import ConfigError
 from flashrec.request import Request
 from flashrec.runtime.engine import Engine
@@ -33,7 +33,7 @@ def demo(
     history = row["history_item_ids"].split()
     request = Request(input_ids=_prompt(engine, [items[item]["sid"] for item in history]), n=n)
     (result,) = engine.generate([request])
-    console = Console()
+    console = make_console()
     console.print(f"user {row['user_id']} bought, oldest first:")
     for item in history:
         console.print(f"  {items[item]['title']}", highlight=False)

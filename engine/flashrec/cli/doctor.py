@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from flashrec.console import make_console
 from flashrec.kernels._triton import MODE
 from flashrec.kernels.ops import select_ops
 from flashrec.kernels.tiles import AttentionShape
@@ -83,4 +83,4 @@ def doctor() -> None:
     table = Table("what", "found", "so", title="flashrec doctor")
     for finding in findings():
         table.add_row(*map(escape, finding))
-    Console().print(table)
+    make_console().print(table)

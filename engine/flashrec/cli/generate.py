@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import orjson
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from flashrec.cli.flags import engine_config, with_flags
 from flashrec.config import EngineConfig
+from flashrec.console import make_console
 from flashrec.errors import RequestError
 from flashrec.request import Request, Result, ScoreSpace
 from flashrec.runtime.engine import Engine
@@ -56,7 +56,7 @@ def generate(
         if as_json:
             typer.echo(orjson.dumps(as_dict(engine, result)).decode())
         else:
-            Console().print(as_table(engine, result))
+            make_console().print(as_table(engine, result))
 
 
 def beam_text(engine: Engine, token_ids: tuple[int, ...]) -> str:

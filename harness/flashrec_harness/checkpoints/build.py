@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from flashrec.console import make_console
 from flashrec.errors import CatalogError
 from flashrec.sid import Catalog, SidLayout, build_trie, infer_layout
 from flashrec_harness import quality
@@ -66,7 +67,7 @@ def make_checkpoint(
     run resumes from ``out/training_state.pt``. Raises :class:`CatalogError` for items that the catalog lacks.
     """
     config = config or CheckpointConfig()
-    console = console or Console(stderr=True)
+    console = console or make_console(stderr=True)
     out.mkdir(parents=True, exist_ok=True)
     training = drop_held_out(join_windows(sequences), held_out)
     assert_no_leak(training, held_out)

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from flashrec.console import make_console
 from flashrec.errors import ConfigError
 from flashrec.sid import load_catalog
 from flashrec_harness.checkpoints.card import COLUMNS, write_card
@@ -59,7 +60,7 @@ def command(
     layers: Annotated[int, typer.Option(min=1, help="Transformer blocks.")] = _MODEL.num_hidden_layers,
 ) -> None:
     """Make a checkpoint: trained on --catalog and --sequences, the bundled --shop, or random of a --shape."""
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     modes = {"--catalog": catalog is not None, "--shop": shop, "--shape": shape is not None}
     if sum(modes.values()) != 1:
         raise ConfigError(f"make-checkpoint: give exactly one of {', '.join(modes)}")
@@ -98,7 +99,7 @@ def command(
             console=console,
         )
     write_card(report, recipe(source, config, seed), out)
-    show(report, out, Console())
+    show(report, out, make_console())
 
 
 def training_histories(path: Path, histories_only: bool) -> list[History]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
+from flashrec.console import make_console
 from flashrec.errors import ConfigError
 from flashrec_harness.checkpoints.config import ModelConfig, write_generation_config, write_json
 from flashrec_harness.checkpoints.tokenizer import CHAT_END, build_tokenizer, save_tokenizer
@@ -102,7 +103,7 @@ def make_shape(
     eos = tokenizer.token_to_id(CHAT_END)
     write_json(out / "config.json", shape.model.config_json(shape.vocab_size, eos))
     write_generation_config(out, eos)
-    _write_weights(shape, out, seed, shard_bytes, console or Console(stderr=True))
+    _write_weights(shape, out, seed, shard_bytes, console or make_console(stderr=True))
     if sids is not None:
         _write_catalog(sids, out / "catalog.json")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from flashrec.console import make_console
 from flashrec.request import ScoreSpace
 from flashrec_harness import options as opt
 from flashrec_harness.outcome import Check, SuiteContext
@@ -24,7 +24,7 @@ JudgeWith = Callable[..., None]
 
 def add_to(app: typer.Typer, make_context: MakeContext, judge_with: JudgeWith) -> None:
     """Add the command to ``flashrec-harness``; the other two are how it makes a context and runs a suite."""
-    console = Console()
+    console = make_console()
 
     @app.command(name="eval")
     def evaluate(

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from flashrec.console import make_console
 from flashrec_harness.baselines import MeasuredSession, Samples
 from flashrec_harness.children import ChildError, run_module
 from flashrec_harness.outcome import SuiteContext
@@ -21,7 +20,7 @@ from flashrec_harness.perf.workload import Workload
 from flashrec_harness.sglang_env import named_url
 
 PROCESS_TIMEOUT_S = 1800.0
-_progress = Console(stderr=True)
+_progress = make_console(stderr=True)
 RATIOS: Mapping[Yardstick, str] = {"transformers": "ratio", "sglang": "sglang_ratio"}
 """The metric that holds the subject's throughput over a yardstick's."""
 RunTask = Callable[[Task, Path], Mapping[str, Any]]
