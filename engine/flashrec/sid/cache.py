@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashrec.errors import CatalogError
+from flashrec.sid import cache_room
 from flashrec.sid.catalog import Catalog, load_catalog
 from flashrec.sid.codes import Packing
 from flashrec.sid.layout import SidLayout
@@ -65,25 +66,29 @@ def load_catalog_and_trie(
 
     Files of at least ``min_bytes`` are cached in ``cache_dir`` (:func:`default_cache_dir`). An entry is keyed
     by the file's content and the layout, written to one side and then renamed, so that a reader never sees
-    half of it; a damaged or unwritable cache costs a warning and the time.
+    half of it; a damaged or unwritable cache costs a warning and the time. The entries used longest ago leave
+    where all are more than ``FLASHREC_CACHE_BYTES``.
 
     CPU seconds on one core of a server CPU beside other work, 2026-11-30, random SIDs over 3 x 8,192 with one item
     each, from Parquet: 1.5 million 1.2, from the cache 0.12; 20 million 22.9 (peak of the process 1.6 GB), from the
     cache 1.7. ``flashrec-harness catalogs`` measures it again.
 
-    Raises :class:`CatalogError`.
+    Raises :class:`CatalogError`, and :class:`~flashrec.errors.ConfigError` for a ``FLASHREC_CACHE_BYTES`` that is no
+    number.
     """
     path = Path(path)
     entry = None
+    most = cache_room.most_bytes()
     if path.is_file() and path.stat().st_size >= min_bytes:
         entry = (cache_dir or default_cache_dir()) / f"{_key(path, layout, packing)}.zip"
         found = _load(entry, path)
         if found is not None:
+            cache_room.mark_used(entry)
             return found
     catalog = load_catalog(path, layout, packing=packing)
     trie = build_trie(catalog.sids, layout.sizes)
     if entry is not None:
-        _store(entry, {**_catalog_arrays(catalog), **trie.arrays()})
+        _store(entry, {**_catalog_arrays(catalog), **trie.arrays()}, most)
     return catalog, trie
 
 
@@ -155,14 +160,14 @@ def _int32(array: NDArray[np.generic]) -> NDArray[np.int32]:
 
 
 def _load(entry: Path, path: Path) -> tuple[Catalog, Trie] | None:
-    if not entry.is_file():
-        return None
     try:
         with zipfile.ZipFile(entry) as archive:
             with _stored(archive, _TABLE) as member:
                 table = json.loads(member.read())
             arrays = {name: _read(archive, name, *told) for name, told in table.items()}
         return _catalog(arrays, path), Trie.from_arrays(arrays)
+    except FileNotFoundError:
+        return None
     except _BROKEN as error:
         _log.warning("%s: damaged catalog cache, reading %s anew: %s", entry, path, error)
         return None
@@ -189,7 +194,7 @@ def _stored(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
     return archive.open(info)
 
 
-def _store(entry: Path, arrays: Arrays) -> None:
+def _store(entry: Path, arrays: Arrays, most: int) -> None:
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=entry.parent, prefix=f"{entry.stem}.", suffix=".tmp")
@@ -200,6 +205,8 @@ def _store(entry: Path, arrays: Arrays) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+        for gone in cache_room.make_room(entry.parent, most):
+            _log.info("%s: removed from the catalog cache, which holds %s=%s", gone, cache_room.VARIABLE, most)
     except OSError as error:
         _log.warning("%s: cannot write the catalog cache: %s", entry, error)
 
