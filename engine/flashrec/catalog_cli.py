@@ -12,6 +12,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
+from flashrec.command_line import make_app
 from flashrec.console import make_console
 from flashrec.errors import CatalogError, CheckpointError
 from flashrec.sid.catalog import Catalog, load_catalog
@@ -22,7 +23,7 @@ from flashrec.sid.stats import CatalogStats, catalog_stats
 from flashrec.sid.trie import Trie, build_trie
 from flashrec.sid.writers import CatalogFormat, format_of, write_catalog
 
-app = typer.Typer(help="Look at, check and convert catalogs of semantic IDs.", no_args_is_help=True)
+app = make_app("catalog", "Look at, check and convert catalogs of semantic IDs.")
 
 CatalogFile = Annotated[Path, typer.Argument(help="A catalog in any format: JSON, index, TSV, CSV, Parquet.")]
 ModelPath = Annotated[Path | None, typer.Option(help="Checkpoint whose tokenizer the codes must fit.")]

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from flashrec.command_line import make_app
 from flashrec.console import make_console
 from flashrec_harness.outcome import ExitCode
 from flashrec_harness.report.terminal import rows_table
 
-app = typer.Typer(help="Stored baselines; `perf --update-baseline --reason ...` writes them.", no_args_is_help=True)
+app = make_app("baseline", "Stored baselines; `perf --update-baseline --reason ...` writes them.")
 _console = make_console()
 
 Directory = Annotated[Path, typer.Argument(help="A baseline file, or a directory of them.")]

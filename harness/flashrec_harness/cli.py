@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from flashrec.command_line import make_app
 from flashrec.console import make_console
 from flashrec.errors import ConfigError, FlashRecError
 from flashrec_harness import bisect_command, reading_commands, serving_commands, trace_command, trend_command
@@ -30,13 +31,7 @@ from flashrec_harness.report import terminal
 from flashrec_harness.runner import Session
 from flashrec_harness.targets import resolve_catalog, resolve_model
 
-app = typer.Typer(
-    name="flashrec-harness",
-    help="Decides, with evidence, whether an engine is right, reproducible and fast.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = make_app("flashrec-harness", "Decides, with evidence, whether an engine is right, reproducible and fast.")
 _console = make_console()
 _REPORTS = Path("reports")
 _BASELINES = Path("baselines")
@@ -226,8 +221,8 @@ def perf(
     )
 
 
-app.add_typer(baseline_app, name="baseline")
-app.add_typer(golden_app, name="golden")
+app.add_typer(baseline_app)
+app.add_typer(golden_app)
 for _command in (reading_commands.show, reading_commands.compare, reading_commands.repro):
     app.command()(_command)
 app.command("make-checkpoint")(make_checkpoint)

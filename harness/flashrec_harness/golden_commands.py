@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flashrec.command_line import make_app
 from flashrec.console import make_console
 from flashrec_harness import options as opt
 from flashrec_harness.outcome import ExitCode, SuiteContext
@@ -17,7 +18,7 @@ from flashrec_harness.targets import resolve_catalog, resolve_model
 if TYPE_CHECKING:
     from flashrec_harness.determinism.golden import Golden
 
-app = typer.Typer(help="Golden digests: did any bit change between two commits, and where?", no_args_is_help=True)
+app = make_app("golden", "Golden digests: did any bit change between two commits, and where?")
 _console = make_console()
 
 Digests = Annotated[Path, typer.Argument(help="A run's directory or its golden.json.", exists=True)]

@@ -68,7 +68,7 @@ TIERS = [
     {"runtime"},
     {"server"},
     {"front"},
-    {"console", "cli", "catalog_cli", "__main__"},
+    {"console", "command_line", "cli", "catalog_cli", "__main__"},
 ]
 """Packages and modules of the engine; one may import those of its own tier and of the tiers before it."""
 

@@ -12,18 +12,13 @@ import flashrec
 from flashrec.catalog_cli import app as catalog_app
 from flashrec.cli import demo, doctor, generate
 from flashrec.cli.flags import engine_config, with_flags
+from flashrec.command_line import make_app
 from flashrec.config import EngineConfig
 from flashrec.errors import FlashRecError
 from flashrec.logs import configure_logging
 
-app = typer.Typer(
-    name="flashrec",
-    help="Beam-search inference for generative recommendation.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(catalog_app, name="catalog")
+app = make_app("flashrec", "Beam-search inference for generative recommendation.")
+app.add_typer(catalog_app)
 
 
 def _print_version(wanted: bool) -> None:
