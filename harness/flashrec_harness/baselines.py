@@ -63,6 +63,11 @@ class Baseline:
         """Every cell of the first session; all sessions have the same."""
         return sorted(self.sessions[0].samples)
 
+    @property
+    def boots(self) -> int:
+        """How many machines, or starts of one, the sessions come from."""
+        return len({session.boot_id for session in self.sessions})
+
     def spread(self, cell: Cell, metric: Metric) -> stats.Spread:
         """Centre and noise of one metric over the stored sessions."""
         return stats.spread([session.samples[cell][metric] for session in self.sessions])

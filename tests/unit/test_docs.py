@@ -109,12 +109,16 @@ def code(text: str) -> str:
 
 @functools.cache
 def commands(app: typer.Typer) -> dict[str, set[str]]:
-    """The options of every subcommand."""
-    group: Any = typer.main.get_command(app)
-    return {
-        name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        for name, command in group.commands.items()
-    }
+    """The options of every subcommand, those of a group's as ``group subcommand``."""
+
+    def below(group: Any, prefix: str) -> Iterator[tuple[str, set[str]]]:
+        for name, command in group.commands.items():
+            names = (name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts))
+            yield prefix + name, set(names)
+            if hasattr(command, "commands"):
+                yield from below(command, f"{prefix}{name} ")
+
+    return dict(below(typer.main.get_command(app), ""))
 
 
 def sessions() -> set[str]:
@@ -132,6 +136,9 @@ def problems(line: str) -> list[str]:
     for program, known in (("flashrec-harness", suites), ("flashrec", commands(flashrec.cli.app))):
         for match in re.finditer(rf"(?<![\w/-]){program} ([a-z][a-z-]*)([^|]*)", line):
             name, rest = match.groups()
+            inner = rest.split()[:1]
+            if inner and any(other.startswith(f"{name} ") for other in known):
+                name = f"{name} {inner[0]}"
             if name not in known:
                 found.append(f"{program} {name}")
             else:
@@ -156,6 +163,9 @@ def test_commands_that_do_not_exist_are_seen() -> None:
     assert problems("flashrec launch --model-path DIR") == ["flashrec launch"]
     assert problems("flashrec serve --model DIR --port 1") == ["flashrec serve --model"]
     assert problems("flashrec-harness judge") == ["flashrec-harness judge"]
+    assert problems("flashrec-harness baseline write NAME --reason WHY") == []
+    assert problems("flashrec-harness baseline write --why WHY") == ["flashrec-harness baseline write --why"]
+    assert problems("flashrec-harness golden guess") == ["flashrec-harness golden guess"]
     assert problems("./dev accept lints -- --quick --fast") == ["session lints", "accept --fast"]
     assert problems("nox -s perf -- --workload NAME") == []
 

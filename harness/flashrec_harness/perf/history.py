@@ -101,12 +101,23 @@ def sessions_of(workload: str, reports: Path, baselines: Path) -> list[Past]:
     return [found[run_id] for run_id in sorted(found)]
 
 
-def stored(workload: str, reports: Path) -> Iterator[dict[str, Any]]:
-    """The session files of a workload's valid runs below ``reports``, oldest first."""
-    for path in sorted(reports.glob(f"*/perf/{SESSION_FILE}")):
-        body = json.loads(path.read_text(encoding="utf-8"))
-        if not path.parent.parent.is_symlink() and body["workload"] == workload and body["valid"]:
-            yield body
+def stored(workload: str, reports: Path) -> list[dict[str, Any]]:
+    """The session files of a workload's valid runs below ``reports``, oldest first, each run once.
+
+    What keeps reports as an archive makes of ``latest``, a link, a second copy of a run.
+
+    Raises :class:`ConfigError` for a file that is none.
+    """
+    found = {}
+    for path in reports.glob(f"*/perf/{SESSION_FILE}"):
+        try:
+            body = json.loads(path.read_text(encoding="utf-8"))
+            run_id, usable = body["session"]["run_id"], body["workload"] == workload and body["valid"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: not a session file ({type(error).__name__}: {error}); delete it") from None
+        if usable:
+            found[run_id] = body
+    return [found[run_id] for run_id in sorted(found)]
 
 
 def _from_reports(workload: str, reports: Path) -> Iterator[Past]:

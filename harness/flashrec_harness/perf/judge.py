@@ -223,6 +223,11 @@ def _detectable_percent(one: Comparison, baseline: Baseline, metrics: int) -> fl
     return stats.percent(stats.screen_detectable(one.band, len(baseline.sessions), metrics=metrics))
 
 
+def _of_boots(baseline: Baseline) -> str:
+    """Sessions of one boot cannot tell by how much machines of one kind differ, which a band should hold."""
+    return " of one boot" if baseline.boots == 1 else f" of {baseline.boots} boots"
+
+
 def _comparison_check(
     cell: str,
     judged: Sequence[tuple[Comparison, Outcome, str]],
@@ -247,7 +252,7 @@ def _comparison_check(
     grave, _, words = max(judged, key=lambda entry: entry[0].worse / entry[0].band)
     change = stats.percent(grave.worse * GATED[grave.metric])
     summary = (
-        f"{len(judged)} metrics against {len(baseline.sessions)} stored sessions; the furthest is "
+        f"{len(judged)} metrics against {len(baseline.sessions)} stored sessions{_of_boots(baseline)}; the furthest is "
         f"{grave.metric} {change:+.1f} % ({words}, band ± {stats.percent(grave.band):.1f} %); smaller than "
         f"{_detectable_percent(grave, baseline, metrics):.1f} % could be missed"
     )

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from flashrec.errors import ConfigError
 from flashrec_harness import baselines, environment, hardware
@@ -15,7 +14,7 @@ from flashrec_harness.baselines import Baseline, BaselineError, MeasuredSession
 from flashrec_harness.environment import Environment
 from flashrec_harness.http_client import Client
 from flashrec_harness.outcome import Check, Outcome, SuiteContext
-from flashrec_harness.perf import history, judge, matrix, published, sweep
+from flashrec_harness.perf import gathered, history, judge, matrix, published, sweep
 from flashrec_harness.perf.measure import Measurement, RunTask, measure, run_in_child, yardsticks_of
 from flashrec_harness.perf.server_keys import of_server, untold
 from flashrec_harness.perf.workload import QUICK, Workload, load_workload
@@ -155,18 +154,6 @@ def keep_session(
     (directory / history.SESSION_FILE).write_text(json.dumps(body, indent=1, sort_keys=True), encoding="utf-8")
 
 
-def stored_sessions(reports: Path, workload: str, hard: dict[str, Any], commit: str) -> list[MeasuredSession]:
-    """Valid sessions below ``reports`` of the same workload, hard environment and clean commit, oldest first."""
-    wanted = json.loads(json.dumps(hard))
-    return [
-        MeasuredSession(**body["session"])
-        for body in history.stored(workload, reports)
-        if body["environment"]["hard"] == wanted
-        and body["session"]["commit"] == commit
-        and not body["environment"]["commit"]["dirty"]
-    ]
-
-
 def _compare(
     directory: Path, workload: Workload, where: Environment, session: MeasuredSession, valid: Check
 ) -> list[Check]:
@@ -214,7 +201,7 @@ def _update(
     valid: Check,
     untold_by_server: Sequence[str],
 ) -> Check:
-    sessions = stored_sessions(settings.reports, workload.name, where.hard, where.commit.sha)
+    sessions = gathered.stored_sessions(settings.reports, workload.name, where.hard, where.commit.sha)
     path = baselines.path_for(settings.baselines, where.hard["device"], workload.name)
     fresh = Baseline(workload.name, where.hard, where.soft, where.info, sessions)
     try:
