@@ -83,7 +83,8 @@ def write(
     rows: list[dict[str, object]] = [
         {"session": session.run_id, "boot": session.boot_id[:8]} for session in written.sessions
     ]
-    _console.print(rows_table(f"{written.path}: {len(written.sessions)} sessions", rows))
+    _console.print(f"{written.path}: {len(written.sessions)} sessions", markup=False, soft_wrap=True)
+    _console.print(rows_table("sessions", rows))
     for why, count in sorted(written.left_out.items()):
         _console.print(f"left out: {count}, {why}", markup=False)
     for change in written.changes:
