@@ -35,6 +35,7 @@ def model_context(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPath
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_list_equals_its_references(checks: list[Check], strict_harness: bool) -> None:
     red = [check for check in checks if check.outcome not in (Outcome.PASS, Outcome.NOT_RUN)]
