@@ -9,6 +9,7 @@ import typer
 
 from flashrec.command_line import make_app
 from flashrec.console import make_console
+from flashrec.errors import ConfigError
 from flashrec_harness.outcome import ExitCode
 from flashrec_harness.report.terminal import rows_table
 
@@ -19,7 +20,11 @@ Directory = Annotated[Path, typer.Argument(help="A baseline file, or a directory
 
 
 def _files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(path.glob("*/*.json"))
+    """Raises :class:`ConfigError` where there is no baseline: nothing would be looked at."""
+    files = [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("*/*.json")])
+    if not files:
+        raise ConfigError(f"{path}: no baseline: name a file, a device's directory, or the directory of all devices")
+    return files
 
 
 @app.command()

@@ -184,20 +184,21 @@ def load(path: Path) -> Baseline:
             [_session(entry) for entry in body["sessions"]],
             body["history"],
         )
-        expected = _fixed(baseline.summary())
-    except (json.JSONDecodeError, KeyError, TypeError, IndexError) as error:
+        expected, told, digest = _fixed(baseline.summary()), body["summary"], body["digest"]
+        seen = {cell: {metric: told.get(cell, {}).get(metric) for metric in expected[cell]} for cell in expected}
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise BaselineError(f"{path}: not a baseline file ({type(error).__name__}: {error})") from None
     for cell, metrics in expected.items():
         for metric, values in metrics.items():
-            stored = body["summary"].get(cell, {}).get(metric)
+            stored = seen[cell][metric]
             if stored != values:
                 raise BaselineError(
                     f"{path}: {cell} {metric} says {stored}, its samples give {values}; "
                     "the file was edited: restore it or write it with `perf --update-baseline`"
                 )
-    if body["digest"] != _digest(body):
+    if digest != _digest(body):
         raise BaselineError(
-            f"{path}: content digest {body['digest']} does not match {_digest(body)}; "
+            f"{path}: content digest {digest} does not match {_digest(body)}; "
             "the file was edited: restore it or write it with `perf --update-baseline`"
         )
     return baseline

@@ -147,6 +147,8 @@ def _suite_command(suite: str, doc: str) -> None:
         only: opt.Only = None,
         plant: Plant = None,
     ) -> None:
+        if suite == "kernel" and url is not None:
+            raise ConfigError("--url: kernels are judged in this process; run `kernel` on the server's machine")
         context = _context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed, only=only)
         _one_suite(suite, context, reports_dir, strict=strict, budget=budget)
 
@@ -199,6 +201,10 @@ def perf(
     """Measure a workload and compare it with its stored baseline."""
     from flashrec_harness.perf import suite
 
+    if seed:
+        raise ConfigError("perf: --seed: a workload has a seed of its own; a copy of its file may have another")
+    if quick and workload not in (None, "quick"):
+        raise ConfigError(f"perf: --quick is the workload quick; leave it out to measure {workload}")
     context = _context(model_path, sid_vocab_file, sid, sequences, url, quick, require_gpu, seed, workload=workload)
     settings = suite.PerfSettings(
         baselines=baselines_dir,
@@ -239,6 +245,6 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point: a user's error is one line and exit code 2."""
     try:
         app(args=arguments)
-    except (FlashRecError, DeviceBusyError, FileNotFoundError) as error:
+    except (FlashRecError, DeviceBusyError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE) from None

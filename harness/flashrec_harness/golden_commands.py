@@ -88,7 +88,9 @@ def _conclude(old: Golden, new: Golden) -> None:
     refused = differing_keys(dict(old.inputs), dict(new.inputs))
     for key, (left, right) in refused.items():
         _console.print(f"not comparable: {key} is {left!r} before and {right!r} after", markup=False, soft_wrap=True)
-    if refused:
+    if not new.probes and not old.probes:
+        _console.print(f"not comparable: {old.commit} and {new.commit} have no probes", markup=False)
+    if refused or not (new.probes or old.probes):
         raise typer.Exit(ExitCode.UNDECIDED)
     if rows := golden.changes(old, new):
         _console.print(rows_table("changed bits", [dict(row) for row in rows]))

@@ -43,11 +43,14 @@ def load(path: Path = FILE) -> list[KnownFailure]:
         return []
     try:
         body = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
     if unknown := sorted(body.keys() - {"failure"}):
         raise ConfigError(f"{path}: {unknown[0]}: unknown; entries are [[failure]] tables")
-    return [_entry(path, number, entry) for number, entry in enumerate(body.get("failure", []), start=1)]
+    entries = body.get("failure", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(f"{path}: failure: entries are [[failure]] tables, in two pairs of brackets")
+    return [_entry(path, number, entry) for number, entry in enumerate(entries, start=1)]
 
 
 def _entry(path: Path, number: int, entry: Mapping[str, Any]) -> KnownFailure:

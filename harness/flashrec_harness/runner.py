@@ -99,14 +99,17 @@ class Session:
     def start(
         cls, context: SuiteContext, *, title: str, command: str, root: Path, budget_minutes: float | None = None
     ) -> Session:
-        """Collect the environment, read the known failures and name the run; each suite gets ``budget_minutes``."""
+        """Collect the environment, read the known failures and name the run; each suite gets ``budget_minutes``.
+
+        Raises :class:`ConfigError` as :func:`flashrec_harness.report.writer.claim` does.
+        """
         known = known_failures.load()
         where = environment.collect(model_path=context.model_path, sid_vocab_file=context.sid_vocab_file)
         where.info["other processes on the device"] = hardware.foreign_processes(
             () if context.url is None else processes_behind(context.url)
         )
         now = datetime.now(UTC)
-        run_id = new_run_id(where.commit, now=now)
+        run_id = writer.claim(root, new_run_id(where.commit, now=now))
         return cls(
             context, title, command, root, where, run_id, now, time.monotonic(), known, budget_minutes=budget_minutes
         )

@@ -55,6 +55,19 @@ def test_text_has_sorted_keys_and_one_line_per_process_list(tmp_path: Path) -> N
     assert "9.9009900990099" not in text
 
 
+def test_a_damaged_file_is_no_baseline(tmp_path: Path) -> None:
+    whole = json.loads(written(tmp_path / "quick.json").read_text())
+    for gone in whole:
+        path = tmp_path / "damaged.json"
+        path.write_text(json.dumps({key: value for key, value in whole.items() if key != gone}))
+        with pytest.raises(BaselineError, match=rf"damaged\.json: not a baseline file \(KeyError: '{gone}'\)"):
+            baselines.load(path)
+    for damaged in (b"", b"\xff", b"[]", b"{}", json.dumps(whole | {"summary": []}).encode()):
+        path.write_bytes(damaged)
+        with pytest.raises(BaselineError, match=r"damaged\.json: not a baseline file"):
+            baselines.load(path)
+
+
 def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import re
 import shutil
@@ -227,6 +228,18 @@ def test_generate_as_a_table_and_from_a_file(cli: Cli, tmp_path: Path) -> None:
     assert "prompt 0:" in found.out
     assert "prompt 1:" in found.out
     assert "prompt 2:" not in found.out
+
+
+def test_brackets_in_items_are_no_markup(cli: Cli, tmp_path: Path) -> None:
+    head, *rows = (SHOP / "items.tsv").read_text().splitlines()
+    named = [f"[{place}]{row}" for place, row in zip(itertools.cycle(("/x", "red")), rows, strict=False)]
+    (tmp_path / "items.tsv").write_text("\n".join([head, *named]))
+    found = cli(
+        "generate", "--model-path", SHOP, "--sid-vocab-file", tmp_path / "items.tsv", *FAST, "-n", "9", "--prompt", "x"
+    )
+    assert found.code == 0
+    assert "[/x]P" in found.out
+    assert "[red]P" in found.out
 
 
 def test_demo_recommends_and_shows_titles(cli: Cli) -> None:

@@ -96,6 +96,15 @@ def test_a_users_error_is_one_line_and_exit_code_2(
         ["repro", "."],
         ["show", "tests"],
         ["perf", "--update-baseline"],
+        ["perf", "--seed", "7"],
+        ["perf", "--quick", "--workload", "serving"],
+        ["kernel", "--url", "http://127.0.0.1:1"],
+        ["kernel", "--quick", "--reports-dir", "README.md"],
+        ["kernel", "--quick", "--reports-dir", "README.md/below"],
+        ["baseline", "verify", "nowhere"],
+        ["baseline", "verify", "docs"],
+        ["baseline", "show", "nowhere"],
+        ["trend", "quick", "--html", "tests"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

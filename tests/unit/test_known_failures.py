@@ -86,6 +86,9 @@ def test_other_checks_devices_and_suites_are_not_excused(tmp_path: Path, name: s
         ("owner", "boss", "boss: unknown field"),
         ("[[failure]]", "[[failures]]", "failures: unknown"),
         ("[[failure]]", "[[failure", "known-failures.toml"),
+        ("[[failure]]", "[failure]", "in two pairs of brackets"),
+        (ENTRY, "failure = 3", "in two pairs of brackets"),
+        (ENTRY, "failure = [3]", "in two pairs of brackets"),
     ],
 )
 def test_a_malformed_list_is_an_error_that_names_the_entry(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -80,6 +80,65 @@ def test_terminal_shows_verdict_reasons_and_repeat() -> None:
     assert "reports/x/report.html" in text
 
 
+def test_brackets_in_what_is_shown_are_no_markup() -> None:
+    reason = "see issue [/x] and [issue 7] for it"
+    out = StringIO()
+    Console(file=out, width=150).print(terminal.rows_table("[red]title", [{"[b]reason": reason, "count": 3}]))
+    assert reason in out.getvalue()
+    assert "[red]title" in out.getvalue()
+    assert "[b]reason" in out.getvalue()
+
+
+def test_two_runs_of_one_second_have_a_folder_each(tmp_path: Path) -> None:
+    assert [writer.claim(tmp_path / "reports", "20261129-194200-abc") for _ in range(3)] == [
+        "20261129-194200-abc", "20261129-194200-abc-2", "20261129-194200-abc-3",
+    ]  # fmt: skip
+    assert len(list((tmp_path / "reports").iterdir())) == 3
+
+
+def test_where_no_run_can_be_kept_is_said_before_anything_is_judged(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=f"{root}: cannot hold reports: Not a directory"):
+            writer.claim(root, "run")
+    (tmp_path / "unpacked" / "latest").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="latest: a directory, where each run leaves a link"):
+        writer.claim(tmp_path / "unpacked", "run")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": 2}', "\udcff"])
+def test_a_damaged_report_is_the_user_s_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "results.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigError, match=r"results\.json: not a report that can be read"):
+        model.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        (Outcome.INCONCLUSIVE, Outcome.FAIL, ExitCode.FAILED),
+        (Outcome.INVALID, Outcome.FAIL, ExitCode.FAILED),
+        (Outcome.NOT_RUN, Outcome.INVALID, ExitCode.FAILED),
+        (Outcome.PASS, Outcome.INCONCLUSIVE, ExitCode.FAILED),
+        (Outcome.FAIL, Outcome.INVALID, ExitCode.OK),
+        (Outcome.INVALID, Outcome.INCONCLUSIVE, ExitCode.OK),
+        (Outcome.FAIL, Outcome.NOT_RUN, ExitCode.OK),
+    ],
+)
+def test_compare_fails_where_a_check_is_worse(before: Outcome, after: Outcome, code: ExitCode) -> None:
+    runs = [report({"parity": [Check("parity", "one", outcome, "")]}) for outcome in (before, after)]
+    assert comparison.show(*runs, Console(file=StringIO())) is code
+
+
+def test_compare_shows_the_median_of_an_even_number_of_processes() -> None:
+    def run(values: list[float]) -> model.RunReport:
+        data = {"cell": "n=10", "samples": {"throughput": values}}
+        return report({"perf": [Check("perf", "figures", Outcome.PASS, "", data=data)]})
+
+    (row,) = comparison.changed_figures(run([100.0, 110.0, 110.0, 100.0]), run([210.0, 210.0]))
+    assert (row["before"], row["after"], row["change %"]) == (105.0, 210.0, pytest.approx(100.0))
+
+
 def test_runs_that_have_no_check_in_common_are_not_compared() -> None:
     parity, perf = (report({suite: checks()[suite]}) for suite in ("parity", "perf"))
     with pytest.raises(ConfigError, match=r"no check in common \(parity and perf\): name two runs of one suite"):

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashrec import Beam, Request, Result, ScoreSpace
-from flashrec.errors import NonFiniteError
+from flashrec.errors import NonFiniteError, RequestError
 from flashrec.runtime.buffers import WaveLayout
 from flashrec.runtime.member import Member, WaveKey, validate
 from flashrec.runtime.results import catalog_results, free_results, pack_frontier, penalised, unpack_frontier
 from flashrec.search.expand import Frontier
-from flashrec.search.filters import VisibleItems
+from flashrec.search.filters import VisibleItems, resolve_filter
 from flashrec.search.free import Bank
 from flashrec.sid import Catalog, SidLayout, load_catalog
 
@@ -155,6 +155,39 @@ def test_items_of_a_sid_that_a_request_may_see(
 ) -> None:
     items = catalog.items_of(int(catalog.rank(np.array([sid]))[0]))
     assert VisibleItems(Request(input_ids=(1,), **fields))(sid, items) == visible
+
+
+@pytest.mark.parametrize(
+    ("fields", "sids"),
+    [
+        ({"allow_items": ("tea", "cup"), "exclude_items": ("tea",)}, [(0, 2)]),
+        ({"allow_items": ("tea", "jam"), "exclude_items": ("tea",)}, [(1, 1)]),
+        ({"allow_items": ("tea",), "exclude_items": ("tea",)}, []),
+        ({"allow_items": ("tea",), "exclude_items": ("jam",)}, [(1, 1)]),
+        ({"allow_items": ("tea", "cup"), "exclude_sids": ((1, 1),)}, [(0, 2)]),
+        ({"allow_items": ("tea",), "allow_sids": ((1, 1),), "exclude_items": ("tea",)}, [(1, 1)]),
+    ],
+)
+def test_every_sid_that_a_search_may_reach_has_an_item_to_show(
+    catalog: Catalog, fields: dict[str, Any], sids: list[tuple[int, ...]]
+) -> None:
+    request = Request(input_ids=(1,), **fields)
+    found = resolve_filter(request, catalog)
+    assert found is not None
+    assert found.allow
+    assert [tuple(catalog.sids[rank].tolist()) for rank in found.ranks] == sids
+    for rank in found.ranks:
+        assert VisibleItems(request)(tuple(catalog.sids[rank].tolist()), catalog.items_of(int(rank)))
+
+
+@pytest.mark.parametrize(("allowed", "field"), [(("tea", "soap"), "allow_items"), (("tea",), "exclude_items")])
+def test_an_item_that_is_allowed_and_excluded_is_still_looked_up(
+    catalog: Catalog, allowed: tuple[str, ...], field: str
+) -> None:
+    excluded = ("tea",) if field == "allow_items" else ("tea", "soap")
+    with pytest.raises(RequestError, match="soap") as error:
+        resolve_filter(Request(input_ids=(1,), allow_items=allowed, exclude_items=excluded), catalog)
+    assert error.value.field == field
 
 
 def bank(rows: list[tuple[tuple[int, ...], float, bool, bool]], steps: int = 3) -> Bank:

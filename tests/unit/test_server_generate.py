@@ -12,6 +12,7 @@ from server_support import MAX_CONTEXT, Running, error_of, make_scheduler, runni
 
 from flashrec.request import ScoreSpace
 from flashrec.server.config import ServerConfig
+from flashrec.server.filters import filter_names
 
 BEGIN, END = 262, 263
 
@@ -277,3 +278,14 @@ def test_a_checkpoint_without_a_tokenizer_takes_ids_only(tmp_path: Path) -> None
         scheduler.engine.tokenizer = tokenizer  # only the fake's own range check reads it
         answer = server.post("/generate", {"input_ids": [1], "sampling_params": {"max_new_tokens": 1}}).json()
         assert (answer["text"], answer["output_ids"]) == ("", [65, 66])
+
+
+def test_a_list_of_no_parameters_is_not_the_default_for_all(shop: Running) -> None:
+    answer = shop.post("/generate", {"input_ids": [5, 6], "sampling_params": []})
+    assert answer.status_code == 400
+    assert "0 entries for 1 prompts" in answer.text
+
+
+def test_a_filter_as_a_whole_has_the_client_s_name() -> None:
+    assert filter_names("sampling_params.")["exclude"] == "sampling_params.exclude"
+    assert filter_names()["allow"] == "allow"

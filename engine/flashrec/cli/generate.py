@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from flashrec.cli.flags import engine_config, with_flags
 from flashrec.config import EngineConfig
@@ -70,7 +71,7 @@ def beam_text(engine: Engine, token_ids: tuple[int, ...]) -> str:
 def as_table(engine: Engine, result: Result) -> Table:
     """The beams of one prompt for a terminal."""
     space = ScoreSpace(result.score_space).value
-    table = Table(title=f"prompt {result.rid}: {result.prompt_tokens} tokens, scores in {space!r}")
+    table = Table(title=Text(f"prompt {result.rid}: {result.prompt_tokens} tokens, scores in {space!r}"))
     for column in ("#", "score", "log-prob", "text", "items"):
         table.add_column(column, justify="right" if column in ("#", "score", "log-prob") else "left")
     for rank, beam in enumerate(result.beams, start=1):
@@ -78,8 +79,8 @@ def as_table(engine: Engine, result: Result) -> Table:
             str(rank),
             f"{beam.score:.4f}",
             f"{beam.cumulative_logprob:.4f}",
-            beam_text(engine, beam.token_ids),
-            ", ".join(beam.items),
+            Text(beam_text(engine, beam.token_ids)),
+            Text(", ".join(beam.items)),
         )
     return table
 

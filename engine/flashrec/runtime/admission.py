@@ -48,7 +48,7 @@ class Admission:
         """Raise :class:`RequestError` for a request that no wave could ever hold."""
         if member.width > self.largest(member.key).rows:
             raise RequestError(
-                "beam_width",
+                "n" if member.request.beam_width is None else "beam_width",
                 f"{member.width} beams of {member.key.steps} tokens are above the row budget of "
                 f"{self.largest(member.key).rows}; raise max_rows",
             )

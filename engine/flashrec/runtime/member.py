@@ -162,9 +162,14 @@ def _width(request: Request, limits: Limits) -> int:
     if request.n > width:
         raise RequestError("n", f"{request.n} results cannot come from a beam_width of {width}")
     if width > limits.max_beam_width:
-        field_name = "n" if request.beam_width is None else "beam_width"
-        raise RequestError(field_name, f"{width} is above this engine's max_beam_width of {limits.max_beam_width}")
+        limit = f"this engine's max_beam_width of {limits.max_beam_width}"
+        raise RequestError(_width_field(request), f"{width} is above {limit}")
     return width
+
+
+def _width_field(request: Request) -> str:
+    """The field that says how many beams there are: results, where no width was asked for."""
+    return "n" if request.beam_width is None else "beam_width"
 
 
 def _check_numbers(request: Request) -> None:
@@ -227,7 +232,7 @@ def _free_steps(request: Request, limits: Limits, width: int) -> int:
     if request.temperature > 0:
         raise RequestError("temperature", "sampling needs a catalog; without one only 0 is supported")
     if 2 * width > limits.vocab_size:
-        raise RequestError("beam_width", f"twice {width} is above the vocabulary of {limits.vocab_size}")
+        raise RequestError(_width_field(request), f"twice {width} is above the vocabulary of {limits.vocab_size}")
     return steps
 
 

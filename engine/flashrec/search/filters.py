@@ -52,7 +52,8 @@ class FilterSet:
 
 def resolve_filter(request: Request, catalog: Catalog) -> LeafFilter | None:
     """The request's filter in SID ranks, or ``None``. An item is excluded with its SID only when the SID
-    names no other item that stays; the result drops excluded items from a SID that stays.
+    names no other item that stays; the result drops excluded items from a SID that stays. An item that is both
+    allowed and excluded allows nothing: its SID's other items were not asked for.
 
     Raises:
         RequestError: an unknown SID or item, naming the field.
@@ -69,7 +70,7 @@ def resolve_filter(request: Request, catalog: Catalog) -> LeafFilter | None:
         return LeafFilter(excluded, allow=False)
     allowed = _union(
         _sid_ranks("allow_sids", request.allow_sids or (), catalog),
-        _item_ranks("allow_items", request.allow_items or (), catalog.ranks_of_items),
+        _allowed_item_ranks(request.allow_items or (), request.exclude_items, catalog),
     )
     return LeafFilter(np.setdiff1d(allowed, excluded, assume_unique=True), allow=True)
 
@@ -147,6 +148,15 @@ def _sid_ranks(field: str, sids: Sequence[tuple[int, ...]], catalog: Catalog) ->
     if (ranks < 0).any():
         raise RequestError(field, f"SID {list(sids[int(np.argmin(ranks))])} is not in the catalog")
     return distinct(ranks)[0]
+
+
+def _allowed_item_ranks(allowed: Sequence[str], excluded: Sequence[str], catalog: Catalog) -> Ranks:
+    ranks = _item_ranks("allow_items", allowed, catalog.ranks_of_items)
+    both = set(allowed).intersection(excluded)
+    if not both:
+        return ranks
+    staying = [item for item in allowed if item not in both]
+    return _item_ranks("allow_items", staying, catalog.ranks_of_items)
 
 
 def _item_ranks(field: str, items: Sequence[str], select: Callable[[Sequence[str]], NDArray[np.int32]]) -> Ranks:

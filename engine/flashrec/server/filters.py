@@ -32,8 +32,9 @@ def filter_fields(exclude: Entries, allow: Entries | None, codec: TextCodec, pre
 
 
 def filter_names(prefix: str = "") -> dict[str, str]:
-    """The client's names of the fields of :class:`FilterFields`."""
-    return {field: prefix + field.partition("_")[0] for field in FilterFields.__annotations__}
+    """The client's names of the fields of :class:`FilterFields`, and of both fields of a kind together."""
+    kinds = {field: field.partition("_")[0] for field in FilterFields.__annotations__}
+    return {field: prefix + kind for field, kind in (kinds | {kind: kind for kind in kinds.values()}).items()}
 
 
 def resolve(field: str, entries: Entries, codec: TextCodec) -> tuple[tuple[SidCodes, ...], tuple[str, ...]]:

@@ -110,7 +110,7 @@ def prepare(context: Context, body: GenerateRequest) -> Job:
         raise RequestError("text", "send either text or input_ids")
     field, value = ("input_ids", body.input_ids) if body.text is None else ("text", body.text)
     prompts, batched = context.codec.prompts(field, value or [], context.config.max_prompts)
-    params = _spread(body.sampling_params or SamplingParams(), len(prompts))
+    params = _spread(SamplingParams() if body.sampling_params is None else body.sampling_params, len(prompts))
     rids = _rids(body.rid, len(prompts))
     pins = Pins(context.scheduler.engine, "sampling_params.catalog")
     requests = [_request(context.codec, pins, prompt, each) for prompt, each in zip(prompts, params, strict=True)]

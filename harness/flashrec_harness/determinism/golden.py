@@ -99,7 +99,7 @@ def load(path: Path) -> Golden:
             for name, bits in body["probes"].items()
         }
         return Golden(body["commit"], body["inputs"], body["made_with"], probes)
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise GoldenError(f"{path}: not golden digests ({type(error).__name__}: {error})") from None
 
 

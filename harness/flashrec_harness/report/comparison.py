@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,8 @@ from flashrec_harness.report.model import RunReport
 from flashrec_harness.report.terminal import rows_table
 from flashrec_harness.stats import log_ratio, percent
 
-_BAD = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE)
+_BADNESS = {Outcome.FAIL: 2, Outcome.INVALID: 1, Outcome.INCONCLUSIVE: 1}
+"""A check that could not be decided and fails now is worse than it was; what passes or is not run has none."""
 
 
 def _checks(report: RunReport) -> dict[str, Check]:
@@ -51,12 +53,11 @@ def changed_figures(before: RunReport, after: RunReport) -> list[dict[str, Any]]
 def _figures(report: RunReport) -> Iterator[tuple[tuple[str, str], float]]:
     for check in report.suites.get("perf", []):
         for metric, values in check.data.get("samples", {}).items():
-            ordered = sorted(values)
-            yield (check.data["cell"], metric), ordered[len(ordered) // 2]
+            yield (check.data["cell"], metric), statistics.median(values)
 
 
 def show(before: RunReport, after: RunReport, console: Console) -> ExitCode:
-    """Print the differences; exit code 1 if a check that was not red before is red now.
+    """Print the differences; exit code 1 if a check is red now that was not before, or fails that was undecided.
 
     Raises :class:`ConfigError` for runs that have no check in common.
     """
@@ -80,5 +81,5 @@ def show(before: RunReport, after: RunReport, console: Console) -> ExitCode:
             console.print(rows_table(title, table))
         else:
             console.print(f"{title}: {otherwise}", markup=False)
-    worse = [row for row in outcomes if row["after"] in _BAD and row["before"] not in _BAD]
+    worse = [row for row in outcomes if _BADNESS.get(row["after"], 0) > _BADNESS.get(row["before"], 0)]
     return ExitCode.FAILED if worse else ExitCode.OK

@@ -131,7 +131,7 @@ def _plot(entry: dict[str, Any]) -> Plot:
 def load(path: Path) -> RunReport:
     """Read a run from its directory, its ``results.json``, or any file beside that.
 
-    Raises :class:`ConfigError` where there is none.
+    Raises :class:`ConfigError` where there is none, or one that is damaged or of another schema.
     """
     directory = path if path.is_dir() else path.parent
     file = directory / "results.json"
@@ -140,4 +140,7 @@ def load(path: Path) -> RunReport:
             f"{path}: no report: name a run's directory, such as reports/latest, which holds {file.name} once the run "
             "has ended; one that was interrupted has none"
         )
-    return from_json(file.read_bytes())
+    try:
+        return from_json(file.read_bytes())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{file}: not a report that can be read ({type(error).__name__}: {error})") from None

@@ -37,12 +37,12 @@ def _checks_table(title: str, checks: list[Check]) -> Table:
 
 def rows_table(title: str, rows: list[dict[str, object]]) -> Table:
     """Any list of rows with the same keys, numbers to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=Text(title), title_justify="left", title_style="bold")
     for key, value in rows[0].items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        table.add_column(key, justify="right" if number else "left", overflow="fold")
+        table.add_column(Text(key), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(format_cell(row.get(key)) for key in rows[0]))
+        table.add_row(*(Text(format_cell(row.get(key))) for key in rows[0]))
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from flashrec.errors import ConfigError
 from flashrec_harness import environment
 from flashrec_harness.report import html, junit, markdown, model
 from flashrec_harness.report.model import RunReport
@@ -17,6 +18,26 @@ def _write_files(report: RunReport, directory: Path) -> None:
     (directory / "results.json").write_bytes(model.to_json(report))
     (directory / "junit.xml").write_bytes(junit.render(report))
     (directory / "env.json").write_text(environment.dump(report.environment), encoding="utf-8")
+
+
+def claim(root: Path, run_id: str) -> str:
+    """Make the run's own directory below ``root``; returns its name, with a number where a run of that second has it.
+
+    Raises :class:`ConfigError` where no run can be kept.
+    """
+    latest = root / "latest"
+    if latest.is_dir() and not latest.is_symlink():
+        raise ConfigError(f"{latest}: a directory, where each run leaves a link to itself: move it away")
+    name, number = run_id, 1
+    while True:
+        try:
+            (root / name).mkdir(parents=True)
+            return name
+        except FileExistsError:
+            number += 1
+            name = f"{run_id}-{number}"
+        except OSError as error:
+            raise ConfigError(f"{root}: cannot hold reports: {error.strerror or error}") from None
 
 
 def point_latest(root: Path, run_id: str) -> None:
