@@ -98,7 +98,8 @@ class EngineConfig(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "config"
-            raise ConfigError(f"{where}: {first['msg']} (got {first.get('input')!r})") from None
+            got = f" (got {first.get('input')!r})" if first["loc"] else ""  # of the whole, that is every setting
+            raise ConfigError(f"{where}: {first['msg']}{got}") from None
 
     @model_validator(mode="after")
     def _consistent(self) -> EngineConfig:

@@ -59,6 +59,8 @@ def _context(
     ):
         if path is not None and not path.exists():
             raise typer.BadParameter(f"{path} does not exist", param_hint=flag)
+    if not model.is_dir():
+        raise typer.BadParameter(f"{model} is no directory", param_hint="--model-path")
     return SuiteContext(
         model_path=model,
         sid_vocab_file=resolve_catalog(model, sid_vocab_file),

@@ -51,6 +51,7 @@ def command(
     if changes := [row for trend in found for row in trend.rows()]:
         _console.print(rows_table("change points", changes))
     page = html or reports_dir / f"trend-{workload}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(_page(workload, found), encoding="utf-8")
     _console.print(f"plots: {page}", markup=False, soft_wrap=True)
 

@@ -80,3 +80,11 @@ def test_the_fingerprint_tells_width_cache_and_engine_flags_apart() -> None:
         assert other.fingerprint() != base.fingerprint()
     anchored = Workload(name="w", cells=(Cell(n=10, anchor={"bar": 1.0}),))
     assert anchored.fingerprint() == base.fingerprint()
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '"quick"', "null"])
+def test_a_file_that_holds_no_object_is_a_usage_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "workload.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="a JSON object, got a"):
+        load_workload(str(path))

@@ -97,6 +97,7 @@ def test_a_users_error_is_one_line_and_exit_code_2(
         ["show", "tests"],
         ["perf", "--update-baseline"],
         ["perf", "--seed", "7"],
+        ["perf", "--model-path", "README.md"],
         ["perf", "--quick", "--workload", "serving"],
         ["kernel", "--url", "http://127.0.0.1:1"],
         ["kernel", "--quick", "--reports-dir", "README.md"],

@@ -36,7 +36,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     try:
         mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise ConfigError(f"kv_pool_bytes: no {size:,} bytes for keys or values ({error}); set it lower") from error
+        message = f"KV pool: no {size:,} bytes for keys or values ({error}); lower kv_pool_tokens or kv_pool_bytes"
+        raise ConfigError(message) from error
     return torch.frombuffer(mapped, dtype=dtype).view(shape)
 
 

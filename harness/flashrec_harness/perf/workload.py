@@ -155,6 +155,8 @@ class Workload:
 
 def from_json(body: Mapping[str, Any]) -> Workload:
     """Build a workload. Raises :class:`ConfigError` naming an unknown or missing key."""
+    if not isinstance(body, Mapping):
+        raise ConfigError(f"workload: a JSON object, got a {type(body).__name__}")
     try:
         cells = tuple(Cell(**cell) for cell in body["cells"])
         space = ScoreSpace(body.get("score_space", ScoreSpace.SID))
